@@ -184,9 +184,9 @@ def use_no_longer(runtime: Runtime) -> None:
     _default.take_back(runtime)
 
 
-def of_others(model: nn.Module) -> set[nn.Module]:
-    """The modules of engines that train more than this model."""
-    return _default.of_others(model)
+def own_modules(model: nn.Module) -> list[nn.Module]:
+    """The model's modules, but for those of an engine that trains others too."""
+    return _default.own_modules(model)
 
 
 def release(model: nn.Module) -> None:

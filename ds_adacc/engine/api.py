@@ -210,8 +210,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
-    others = checkpointing.of_others(engine.module)
-    wrap_again = unwrap_blocks(module for module in engine.module.modules() if module not in others)
+    wrap_again = unwrap_blocks(checkpointing.own_modules(engine.module))
     wrap_blocks(blocks, runtime)
     try:
         checkpointing.use(runtime, engine.module)  # raises what the user's mpu raises
@@ -236,11 +235,10 @@ def _leave_alone(model: nn.Module) -> None:
 
     Layers that it shares with the model of another engine stay as they are.
     """
-    others = checkpointing.of_others(model)
-    served = [module for module in model.modules() if is_wrapped(module) and module not in others]
+    own = checkpointing.own_modules(model)
+    served = list(filter(is_wrapped, own))
     unwrap_blocks(served)
-    if not others.intersection(model.modules()):
-        put_back(model)
+    put_back(own)
     checkpointing.release(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch import nn
@@ -30,7 +30,7 @@ def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
 
     What was replaced for blocks of an earlier engine is put back first.
     """
-    put_back(model)
+    put_back(model.modules())
     tell = functools.cache(_tell)  # once: some trainers turn it off and on around every evaluation
     if replace_gradient_checkpointing(model, blocks):
         tell()
@@ -41,9 +41,9 @@ def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
                 setattr(module, method, types.MethodType(_enabling(method, inner, tell), module))
 
 
-def put_back(model: nn.Module) -> None:
+def put_back(modules: Iterable[nn.Module]) -> None:
     """Undo `keep_replaced`: layers for which gradient checkpointing is enabled do it themselves again."""
-    for module in model.modules():
+    for module in modules:
         for method in _ENABLING:
             if hasattr(vars(module).get(method), _ORIGINAL):
                 delattr(module, method)

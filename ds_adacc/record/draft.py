@@ -82,7 +82,7 @@ class Draft:
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known
-        self.note_unseen_writes(tuple(known.alive().values()))
+        self.note_unseen_writes(None)
         if any(op.refusal == TAINTED for op in self._ops):
             self.remark(
                 f"{self._data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
@@ -256,13 +256,10 @@ class Draft:
 
     def note_address(self, tensor: torch.Tensor | None) -> None:
         """Note that code may write to this tensor (None: to any) from here on, unseen (Rule R19)."""
-        reached = None if tensor is None else self.known.in_storage(tensor)
-        summed = self.known.summed()
-        alive = {index: each for index, each in self.known.alive().items() if reached is None or index in reached}
-        self.known.sum_up({index: each for index, each in alive.items() if index not in summed})
+        self.known.sum_up(tensor)
 
     def note_unseen_writes(self, given: Any) -> None:
-        """Note as operators the writes to these arguments of which the dispatcher was not told (Rule R19)."""
+        """Note as operators the writes to these arguments that the dispatcher did not see (Rule R19). None: to any."""
         for tensor in self.known.written_unseen(given):
             op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
             rewritten = self.known.overwritten(tensor, op, 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,40 +99,46 @@ class Known:
         for index in old:
             value = self.values[index]
             self.values[index] = replace(value, overwritten=True)
+            (self._checksums or {}).pop(index, None)
             new.append(len(self.values))
             facts = {"producer": op.index, "output": output + len(new) - 1, "dynamic": value.dynamic}
             after = RecordedValue(new[-1], f"{op.short_name}{op.index}", "made", value.geometry, **facts)
             self._add(self.tensors.hold(index), after)
         return new
 
-    def alive(self) -> dict[int, torch.Tensor]:
-        """By index, the tensors of all current values that have not died."""
-        found = {index: self.tensors.at_hand(index) for indices in self._roots.values() for index in indices}
-        return {index: tensor for index, tensor in found.items() if tensor is not None}
-
-    def sum_up(self, alive: Mapping[int, torch.Tensor]) -> None:
-        """From now on, `written_unseen` tells which of these values have changed, and of those that become known."""
+    def sum_up(self, tensor: torch.Tensor | None) -> None:
+        """From now on `written_unseen` tells of writes to this tensor (None: to any), and to values that come later."""
         self._checksums = self._checksums or {}
-        self._checksums.update((index, checksum(tensor)) for index, tensor in alive.items())
-
-    def summed(self) -> Collection[int]:
-        """The values of which `written_unseen` tells."""
-        return (self._checksums or {}).keys()
+        reached = itertools.chain(*self._roots.values()) if tensor is None else self.in_storage(tensor)
+        for index in reached:
+            if index not in self._checksums:
+                self._sum_up(index)
 
     def sum_up_again(self, given: Any) -> None:
         """What has changed in these arguments by now is no unseen write."""
-        if self._checksums is not None:
-            found = {self._value(tensor) for tensor in tensors_in(given)} & self._checksums.keys()
-            self.sum_up({index: tensor for index in found if (tensor := self.tensors.at_hand(index)) is not None})
+        for index in self._summed(given):
+            self._sum_up(index)
 
     def written_unseen(self, given: Any) -> list[torch.Tensor]:
-        """The tensors of the values among the arguments that have changed since `sum_up`."""
-        if not self._checksums:
-            return []
+        """Of the values among the arguments (None: of all), the tensors that have changed, one of each storage."""
+        changed: dict[int, torch.Tensor] = {}
+        for index in self._summed(given):
+            tensor = self.tensors.at_hand(index)
+            if tensor is not None and checksum(tensor) != self._checksums[index]:
+                changed.setdefault(storage_of(tensor), tensor)
+        return list(changed.values())
+
+    def _summed(self, given: Any) -> list[int]:
+        """The values among the arguments (None: all) that have a checksum."""
+        if self._checksums is None or given is None:
+            return list(self._checksums or ())
         found = {self._value(tensor) for tensor in tensors_in(given) if why_not_plain(tensor) is None}
-        found &= self._checksums.keys()
-        alive = {index: self.tensors.at_hand(index) for index in sorted(found)}
-        return [each for index, each in alive.items() if each is not None and checksum(each) != self._checksums[index]]
+        return sorted(found & self._checksums.keys())
+
+    def _sum_up(self, index: int) -> None:
+        tensor = self.tensors.at_hand(index)
+        if tensor is not None:
+            self._checksums[index] = checksum(tensor)
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
@@ -143,7 +150,7 @@ class Known:
         with torch.no_grad():
             self.tensors.append(tensor.detach())
             if self._checksums is not None:
-                self._checksums[value.index] = checksum(tensor)
+                self._sum_up(value.index)
         self._roots.setdefault(storage_of(tensor), []).append(value.index)
 
     def _view(self, tensor: torch.Tensor, index: int) -> ValueRef:

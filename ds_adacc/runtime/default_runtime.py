@@ -131,10 +131,11 @@ class DefaultRuntime:
             if modules and own.issuperset(modules):
                 self._forget(reference)
 
-    def of_others(self, model: nn.Module) -> set[nn.Module]:
-        """The modules of engines that train more than this model, as an actor does that shares layers with a critic."""
+    def own_modules(self, model: nn.Module) -> list[nn.Module]:
+        """The model's modules, but for those of an engine that trains others too: a critic may share an actor's."""
         own = set(model.modules())
-        return {module for _, modules in self._lent if not own.issuperset(modules) for module in modules}
+        others = {module for _, modules in self._lent if not own.issuperset(modules) for module in modules}
+        return [module for module in model.modules() if module not in others]
 
     def forget_dropped(self) -> None:
         """Forget engines that the program has dropped. Only the collector frees them, as they are parts of cycles."""

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.profile import codec_costs, probe
 from ds_adacc.profile.memory_trace import MemoryTrace
-from ds_adacc.program.same_bits import DEVICE_PIECE, PIECE, all_same_bits, as_bytes, pieces, same_bits
+from ds_adacc.program.same_bits import DEVICE_PIECE, PIECE, all_same_bits, as_bytes, checksum, pieces, same_bits
 from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
 
 CPU = torch.device("cpu")
@@ -125,3 +125,26 @@ def test_unwritten_memory_is_told_in_every_piece():
     assert differs_only_where_unwritten(real, tuple(replays))
     replays[0][5] += 1
     assert not differs_only_where_unwritten(real, tuple(replays))
+
+
+def test_a_checksum_reads_what_lies_in_memory_once():
+    x = torch.randn(3, 1)
+    assert checksum(x.expand(3, 1 << 20)) == checksum(x)
+
+
+def test_a_checksum_of_a_view_that_is_conjugate_or_negative_is_that_of_its_numbers():
+    z = torch.randn(4, dtype=torch.complex64)
+    assert checksum(z.conj()) == checksum(z.conj().resolve_conj()) != checksum(z)
+    assert checksum(torch._neg_view(z.real)) == checksum(-z.real.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128, torch.int64, torch.bool, torch.bfloat16])
+def test_a_checksum_tells_one_element_from_another(dtype):
+    x = torch.zeros(8192, dtype=dtype)
+    found = [checksum(x)]
+    for place in (0, 1, 8191):
+        changed = x.clone()
+        changed[place] = 1
+        found.append(checksum(changed))
+    found.append(checksum(torch.ones_like(x)))
+    assert all(one != other for number, one in enumerate(found) for other in found[:number])

@@ -119,6 +119,7 @@ def test_methods_of_objects_may_be_replaced():
 FILES = {
     "bare": "def act(x):\n    return (x * SCALE).tanh()",
     "with a default": "def act(x, power=2.0):\n    return (x * SCALE).tanh()",
+    "with a closure": "def make(k):\n    return lambda x: (x * SCALE * k).tanh()\nact = make(1.0)",
     "with a list": "def act(x, shift=[0.0]):\n    return (x * SCALE).tanh() + shift[0]",
 }
 
@@ -126,11 +127,11 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_function_of_equal_code_with_other_globals_is_another_one(name):
     """As of a file of settings that is run once more."""
-    block = zoo.HolderBlock()
+    block, file = zoo.HolderBlock(), compile(FILES[name], name, "exec")
 
     def run(scale):
         settings = {"SCALE": scale}
-        exec(FILES[name], settings)
+        exec(file, settings)
         block.act = settings["act"]
 
     run(2.0)
