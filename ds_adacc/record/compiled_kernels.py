@@ -18,13 +18,13 @@ _DYNAMO_IS_OFF = ("torch._dynamo.eval_frame", "_fn")  # what runs a function wit
 
 
 class _Kernel:
-    """In place of the operator that made a value, where a compiled kernel made it."""
+    """In place of the operator that made a value, where a kernel made it that the dispatcher did not see."""
 
     def __str__(self) -> str:
         return "kernel"
 
     def __call__(self) -> None:
-        raise RuntimeError("a compiled kernel was recorded, and cannot be replayed; this is a bug in ds_adacc")
+        raise RuntimeError("a kernel was recorded that cannot be replayed; this is a bug in ds_adacc")
 
 
 KERNEL = _Kernel()

@@ -82,7 +82,7 @@ class Draft:
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known
-        self.note_unseen_writes(None)
+        self.record_unseen_writes(None)
         if any(op.refusal == TAINTED for op in self._ops):
             self.remark(
                 f"{self._data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
@@ -105,7 +105,7 @@ class Draft:
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
-        self.note_unseen_writes((args, kwargs))
+        self.record_unseen_writes((args, kwargs))
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
             return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
@@ -133,7 +133,7 @@ class Draft:
         for tensor in ran.written:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         if ran.refusal == STATISTICS:
-            self.known.sum_up_again(ran.given)
+            self.known.accept_changes(ran.given)
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
@@ -166,7 +166,7 @@ class Draft:
         """
         if function is None:
             self.note_compiled()
-            self.note_unseen_writes((tensor,))
+            self.record_unseen_writes((tensor,))
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
@@ -256,10 +256,13 @@ class Draft:
 
     def note_address(self, tensor: torch.Tensor | None) -> None:
         """Note that code may write to this tensor (None: to any) from here on, unseen (Rule R19)."""
-        self.known.sum_up(tensor)
+        self.known.watch_for_writes(tensor)
 
-    def note_unseen_writes(self, given: Any) -> None:
-        """Note as operators the writes to these arguments that the dispatcher did not see (Rule R19). None: to any."""
+    def record_unseen_writes(self, given: Any) -> None:
+        """Add an operator for each storage to which something wrote unseen (Rule R19).
+
+        `given`: the arguments to look at; None: look at all values.
+        """
         for tensor in self.known.written_unseen(given):
             op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
             rewritten = self.known.overwritten(tensor, op, 0)

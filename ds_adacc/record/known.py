@@ -106,36 +106,36 @@ class Known:
             self._add(self.tensors.hold(index), after)
         return new
 
-    def sum_up(self, tensor: torch.Tensor | None) -> None:
-        """From now on `written_unseen` tells of writes to this tensor (None: to any), and to values that come later."""
+    def watch_for_writes(self, tensor: torch.Tensor | None) -> None:
+        """From now on `written_unseen` tells of writes to this tensor's values (None: to any), and to later values."""
         self._checksums = self._checksums or {}
         reached = itertools.chain(*self._roots.values()) if tensor is None else self.in_storage(tensor)
         for index in reached:
             if index not in self._checksums:
-                self._sum_up(index)
+                self._store_checksum(index)
 
-    def sum_up_again(self, given: Any) -> None:
-        """What has changed in these arguments by now is no unseen write."""
-        for index in self._summed(given):
-            self._sum_up(index)
+    def accept_changes(self, given: Any) -> None:
+        """Take new checksums of these arguments, after an operator that writes to them and does not say so."""
+        for index in self._watched(given):
+            self._store_checksum(index)
 
     def written_unseen(self, given: Any) -> list[torch.Tensor]:
         """Of the values among the arguments (None: of all), the tensors that have changed, one of each storage."""
         changed: dict[int, torch.Tensor] = {}
-        for index in self._summed(given):
+        for index in self._watched(given):
             tensor = self.tensors.at_hand(index)
             if tensor is not None and checksum(tensor) != self._checksums[index]:
                 changed.setdefault(storage_of(tensor), tensor)
         return list(changed.values())
 
-    def _summed(self, given: Any) -> list[int]:
-        """The values among the arguments (None: all) that have a checksum."""
+    def _watched(self, given: Any) -> list[int]:
+        """The values that have a checksum: those among the arguments, or all if `given` is None."""
         if self._checksums is None or given is None:
             return list(self._checksums or ())
         found = {self._value(tensor) for tensor in tensors_in(given) if why_not_plain(tensor) is None}
         return sorted(found & self._checksums.keys())
 
-    def _sum_up(self, index: int) -> None:
+    def _store_checksum(self, index: int) -> None:
         tensor = self.tensors.at_hand(index)
         if tensor is not None:
             self._checksums[index] = checksum(tensor)
@@ -150,7 +150,7 @@ class Known:
         with torch.no_grad():
             self.tensors.append(tensor.detach())
             if self._checksums is not None:
-                self._sum_up(value.index)
+                self._store_checksum(value.index)
         self._roots.setdefault(storage_of(tensor), []).append(value.index)
 
     def _view(self, tensor: torch.Tensor, index: int) -> ValueRef:

@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         with self._noting(), self.aside(), torch.no_grad():
             self._has_collective = False
             self._note_casts(args)
-            self.draft.note_unseen_writes(args)
+            self.draft.record_unseen_writes(args)
             self._running = FunctionCall(cls, args, self.draft.draws.states())
             self.watch.reads.note(self._running.python_reads.places)
             if registration_of(cls).replay == "never":
