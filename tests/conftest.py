@@ -8,7 +8,7 @@ import zlib
 import pytest
 import torch
 from equal_times import make_times_equal
-from forks import quicken_solver
+from solvers import quicken_solver
 
 
 def pytest_addoption(parser):

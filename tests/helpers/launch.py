@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from forks import ALONE, become, fork, quicken_solver, start
+from forks import ALONE, become, start
 from processes import free_port
+from solvers import ADDRESS, address, quicken_solver
 
 HERE = Path(__file__).parent
 
@@ -28,7 +29,7 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
     with ExitStack() as files:  # a pipe would fill up while another rank is awaited
         port = files.enter_context(free_port())
         shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, ADDRESS: address()}
         logs = [files.enter_context(tempfile.NamedTemporaryFile("w+")) for _ in range(ranks)]
         for rank, log in enumerate(logs):
             environment = {**os.environ, **shared, **ALONE, "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -45,7 +46,7 @@ def be_rank(script, arguments, environment, log):
     gc.freeze()  # DeepSpeed collects now and then, and what all ranks have imported is no part of that
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(HERE))
-    quicken_solver(pytest.MonkeyPatch(), fork)  # for as long as the process runs
+    quicken_solver(pytest.MonkeyPatch())  # for as long as the process runs
     runpy.run_path(str(HERE / script), run_name="__main__")
 
 
