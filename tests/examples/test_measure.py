@@ -6,7 +6,7 @@ import processes
 import pytest
 from launch import on_ranks
 
-OPTIONS = ["--layers", "4", "--width", "64", "--heads", "2", "--context", "64", "--steps", "2"]
+OPTIONS = ["--layers", "3", "--width", "64", "--heads", "2", "--context", "64", "--steps", "2"]
 CONFIGS = processes.ROOT / "ds_configs"
 
 pytestmark = pytest.mark.ranks

@@ -96,7 +96,7 @@ def test_three_steps_without_and_with_full_checkpointing(tmp_path):
 
 @pytest.mark.ranks
 def test_three_steps_of_compiled_blocks_under_the_launcher(tmp_path):
-    options = ["--layers", "6", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
+    options = ["--layers", "4", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
     metrics = tmp_path / "metrics.jsonl"
     with processes.free_port() as port:
         command = [f"{processes.BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/train.py"]

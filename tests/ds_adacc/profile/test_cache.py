@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cache_worker import profile, save_many
+from forks import start
 
 from ds_adacc import environment, kernels
 from ds_adacc.config import load
@@ -339,11 +340,8 @@ def test_two_processes_save_at_once(content, path):
     if content:
         path.parent.mkdir()
         path.write_bytes(content)
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(2)
-    children = [context.Process(target=save_many, args=(path, number, barrier)) for number in range(2)]
-    for child in children:
-        child.start()
+    barrier = multiprocessing.get_context("forkserver").Barrier(2)
+    children = [start(save_many, path, number, barrier) for number in range(2)]
     for child in children:
         child.join(120)
     assert [child.exitcode for child in children] == [0, 0]

@@ -113,6 +113,7 @@ def policies(runtime):
     return [policy for chosen in runtime.controller.plan.policies.values() for policy in chosen]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("prepare", [in_place, optimized], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("codecs", ["none", BITS])
 def test_compiled_blocks_train_as_without_and_are_recomputed(prepare, codecs, caplog):

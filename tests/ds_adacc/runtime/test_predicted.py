@@ -157,6 +157,7 @@ def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
     assert (False in followed) == (make is not Grown)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", [Deep, TwoBiases])
 @pytest.mark.parametrize("later", [(100, 100, 44, 72, 80, 44, 90), (44, 100, 100, 44, 50, 72)])
 def test_lengths_on_both_sides_of_a_threshold_of_the_last_layer(make, later, monkeypatch):
