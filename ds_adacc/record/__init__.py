@@ -74,8 +74,9 @@ R15. A call of an `autograd.Function` is one operator, with all that it calls in
     other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
     Python is guarded (Rule R8), and must be the same when it is replayed; so must what the kernels of
     `torch.library`'s operators read. A Function that takes objects may depend on anything, and so may one whose class
-    is made anew at each call: there the operators inside are recorded. Nothing is patched: the watch of Python's calls
-    tells of `apply`. Of a call from C code it may not: then the block cannot be recorded.
+    is made anew at each call and refers to variables around it: there the operators inside are recorded. Nothing is
+    patched: the watch of Python's calls tells of `apply`. Of a call from C code it may not: then the block cannot be
+    recorded.
 R16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them
