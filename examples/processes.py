@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shlex
 import socket
 import subprocess
@@ -29,15 +30,30 @@ KEEPING_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40
 @contextmanager
 def free_port() -> Iterator[str]:
     """A port that nobody listens on, for the processes of one run."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+    number = _any_port()
+    while not _is_free(number):
+        number = _any_port()
+    port = str(number)
     try:
         yield port
     finally:
         # On the CPU, DeepSpeed leaves 66 MiB of shared memory behind for each port.
         for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
             buffer.unlink()
+
+
+def _any_port() -> int:
+    """A port that Linux gives to no outgoing connection: another process would have it before this run listens."""
+    return random.SystemRandom().randrange(20_000, 32_768)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def alone(script: str, arguments: Sequence[str], extra: Mapping[str, str], result: Path) -> Any:

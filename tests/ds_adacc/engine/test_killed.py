@@ -2,13 +2,13 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 from killed_worker import SAVED, STEPS
 from launch import HERE, on_ranks
+from processes import free_port
 
 SECONDS = 120  # DeepSpeed's launcher looks at its ranks every second; the rest is imports
 
@@ -17,19 +17,17 @@ pytestmark = pytest.mark.ranks
 
 def launch(*arguments):
     """Start the worker on two ranks with the `deepspeed` command; returns its exit code and output."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port", port]
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    child = subprocess.run(
-        [*command, str(HERE / "killed_worker.py"), *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
+    with free_port() as port:
+        child = subprocess.run(
+            [*command, port, str(HERE / "killed_worker.py"), *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+        )
     return child.returncode, child.stdout
 
 
