@@ -29,12 +29,15 @@ lint: $(READY)
 clean:
 	rm -rf .venv .hypothesis .pytest_cache .ruff_cache build dist runs *.egg-info
 
-# torch goes first: DeepSpeed's build looks at the one that is installed. Its operator would else be compiled in the
-# first run on the CPU, whose ranks would wait for it. pip leaves bytecode to the first import: to compile all modules
-# takes it over a minute, and most of them are never imported.
+# torch goes first: DeepSpeed's build looks at the one that is installed. DeepSpeed's operator is compiled while pip
+# installs the rest; it would else be compiled in the first run on the CPU, whose ranks would wait for it. pip leaves
+# bytecode to the first import: to compile all modules takes it over a minute, and most of them are never imported.
+INSTALL := $(BIN)/pip install --no-compile --constraint constraints.txt
+COMPILE := from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load()
+
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --no-compile --constraint constraints.txt torch
-	$(BIN)/pip install --no-compile --constraint constraints.txt --editable '.[test]'
-	DS_ACCELERATOR=cpu $(BIN)/python -c "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Builder; Builder().load()"
+	$(INSTALL) torch
+	$(INSTALL) deepspeed
+	DS_ACCELERATOR=cpu $(BIN)/python -c "$(COMPILE)" & compiling=$$!; $(INSTALL) --editable '.[test]' && wait $$compiling
 	touch $@
