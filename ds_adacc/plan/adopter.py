@@ -279,8 +279,8 @@ class Adopter:
 
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
-        profile = self._agreement.profile_of(known)
-        return relative.correction.of(self._agreement.outlier_prices.of(profile, known, relative.capacity))
+        prices, profile = self._agreement.outlier_prices, self._agreement.profile_of(known)
+        return relative.correction.applied_to(prices.at_capacity(profile, known, relative.capacity))
 
     def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
