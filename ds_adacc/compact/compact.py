@@ -96,14 +96,10 @@ class Compact:
         self.seed, self._epoch = seed, None
         self.draw(applied_steps)
 
-    def rates(self, engine: Any) -> Mapping[str, Rates]:
-        """The rates that the engine's next optimizer step uses. Read them before that step: schedules change them."""
-        return rates(engine.optimizer)
-
     def end_step(self, engine: Any, of_step: Mapping[str, Rates]) -> None:
         """After an optimizer step that was applied: update the weights, and draw new projections if they are due.
 
-        `of_step`: the rates of that step. Every rank must call.
+        `of_step`: the `rates` of that step, read before it: schedules change them. Every rank must call.
         """
         steps = applied_steps(engine)
         moved = {}

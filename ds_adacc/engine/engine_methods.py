@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ds_adacc.compact.linear import PROXY
+from ds_adacc.compact.optimized import rates
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled_blocks import compile_blocks
@@ -79,15 +80,15 @@ def ending_step(engine: Any, original: Method) -> Method:
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         before, compact = engine.global_steps, engine.adacc.compact
-        rates = None if compact is None else compact.rates(engine)  # the schedule moves within the call
+        of_step = None if compact is None else rates(engine.optimizer)  # the schedule moves within the call
         engine.adacc.runtime.controller.end_pending_pass()
         with engine.adacc.stepping():
             result = original(*args, **kwargs)
         if engine.global_steps != before:
             if engine.was_step_applied():
                 engine.adacc.runtime.controller.note_update()
-                if rates is not None:
-                    compact.end_step(engine, rates)
+                if of_step is not None:
+                    compact.end_step(engine, of_step)
             engine.adacc.end_step()
             if engine.monitor.enabled:
                 engine.monitor.write_events(events(engine.adacc.runtime.controller, engine.global_samples))

@@ -9,7 +9,7 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
   device's peak, without what recording takes of it;
 * `agreement`: what the ranks have agreed on; `coordinator` changes it on all of them at once;
 * `rank_reports`: merges what the ranks have measured, and `ranks` is how they exchange it;
-* `passes`: how many calls were alive at once; `prices`: what they take together;
+* `passes`: how many calls were alive at once; `peak_estimate`: what they take together;
 * `plan`: what there is to plan for, and the plan; `solve`: asks the planner for policies; `live_sets`: which block
   types share the budget; `comparison`: what simpler plans would cost;
 * `budget_error`: the error of a budget that no plan fits, in the user's words;

@@ -11,8 +11,8 @@ from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet
+from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 
 
@@ -22,7 +22,6 @@ class Adopter:
     def __init__(self, agreement: Agreement, symbolic_types: SymbolicTypes) -> None:
         self._symbolic_types = symbolic_types
         self._agreement = agreement
-        self._prices = Prices(agreement)
         self._above = 0  # how many times policies above the budget were adopted
 
     def largest(self, live_sets: Collection[LiveSet]) -> tuple[list[LiveSet], list[LiveSet]]:
@@ -76,7 +75,7 @@ class Adopter:
         types, mine = self._agreement.known_types, self._adoptable(alive.keys() - origins)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
         lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
-        is_fit = not lacking and self._prices.is_planned(alive)
+        is_fit = not lacking and have_plan(self._agreement, alive)
         return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
 
     def _adopt_two_sizes(self, alive: Alive) -> bool:
@@ -91,7 +90,7 @@ class Adopter:
         types, mine = self._agreement.known_types, self._adoptable(alive)
         lacking = [name for name in mine if types[name].agreed is None]
         is_fit = bool(lacking) and all(self._adopt(types[name], name, alive[name]) for name in lacking)
-        return (is_fit and self._prices.is_planned(alive)) or self._make_lean(alive, mine)
+        return (is_fit and have_plan(self._agreement, alive)) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
         """`adopt_all` from a live set of smaller sizes that is above the budget itself.
@@ -120,7 +119,7 @@ class Adopter:
         agreement, types = self._agreement, self._agreement.known_types
 
         def peak_now() -> int:
-            return self._prices.peak((types[name].agreed for name in alive), alive)
+            return estimated_peak(agreement, (types[name].agreed for name in alive), alive)
 
         peak = peak_now()
         for name in lacking:
@@ -250,7 +249,7 @@ class Adopter:
         agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
         if None in agreed.values():
             return False
-        if self._prices.peak(agreed.values(), alive) > agreement.budget.limit:
+        if estimated_peak(agreement, agreed.values(), alive) > agreement.budget.limit:
             return False
         for name in sorted(lean):
             agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
@@ -263,7 +262,7 @@ class Adopter:
         return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
 
     def _peak_of(self, names: LiveSet) -> int:
-        return self._prices.without(self._agreement.alive(names))
+        return peak_without(self._agreement, self._agreement.alive(names))
 
     def _has_two_sizes(self, names: Collection[str]) -> bool:
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]
@@ -280,8 +279,8 @@ class Adopter:
 
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
-        profile = self._agreement.profile_of(known)
-        return relative.correction.of(self._agreement.outlier_prices.of(profile, known, relative.capacity))
+        prices, profile = self._agreement.outlier_prices, self._agreement.profile_of(known)
+        return relative.correction.applied_to(prices.at_capacity(profile, known, relative.capacity))
 
     def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""

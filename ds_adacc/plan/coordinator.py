@@ -189,8 +189,8 @@ class Coordinator:
             before = Correction() if agreed is None else agreed.correction
             capacity = merge_capacity(report.capacity for report in reports)
             correction = merge_corrections(reports, before)
-            known = self.agreement.known_types.get(digest)
-            profile = correction.of(self.agreement.outlier_prices.of(merge_profiles(reports), known, capacity))
+            known, prices = self.agreement.known_types.get(digest), self.agreement.outlier_prices
+            profile = correction.applied_to(prices.at_capacity(merge_profiles(reports), known, capacity))
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))
             shares_inputs = all(report.shares_inputs for report in reports)

@@ -40,7 +40,7 @@ class SymbolicProfile:
             return None
         (one, other), graph = self._measured.values(), block_graph(recording)
         known = Variables([measured.lengths for measured in self._measured])
-        values = known.of(sizes.lengths)
+        values = known.values_at(sizes.lengths)
 
         def line(followed: Collection[int]) -> _Line:
             """How numbers follow the bytes of these values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     if recording.loses_graphs:
         return "no call tells which of its compiled graphs it runs"
     has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
-    nodes = _nodes([tensor for tensor in tensors_in(output) if tensor.grad_fn is not None], starts)
+    ends = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    nodes = nodes_behind(ends, {get_gradient_edge(tensor).node for tensor in starts})
     reasons = (_why_not_ahead(node, watched[0].device, has_main_grad) for node in nodes)
     of_hooks = "a hook on a tensor in it would run more than once" if recording.has_hooks else None
     return next(filter(None, reasons), of_hooks)
@@ -66,8 +67,3 @@ def _computes_only(node: torch.autograd.graph.Node) -> bool:
     cls = getattr(node, "_forward_cls", None)
     is_seen = next(tensors_in(list(vars(node).values())), None) is None
     return cls is not None and computes_only(cls) and is_seen
-
-
-def _nodes(ends: Sequence[torch.Tensor], starts: Sequence[torch.Tensor]) -> Iterable[torch.autograd.graph.Node]:
-    """The nodes of the autograd graph from `ends` back to `starts`, and any others that `ends` depend on."""
-    return nodes_behind([tensor.grad_fn for tensor in ends], {get_gradient_edge(tensor).node for tensor in starts})

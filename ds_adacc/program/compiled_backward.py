@@ -15,7 +15,7 @@ import torch
 from torch._functorch import config as functorch_config
 
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.program.graphs import run_in_cuda_graphs
+from ds_adacc.program.graphs import RUN_AS_CUDA_GRAPH, run_in_cuda_graphs
 from ds_adacc.program.refusals import OF_TORCH
 
 OF_INDUCTOR = ("inductor", "inductor_prims", "mkldnn", "quantized")  # namespaces of plain operators of its own
@@ -43,10 +43,7 @@ def has_run(cls: type[torch.autograd.Function]) -> bool:
 def why_not_ahead(node: Any, device: torch.device) -> str | None:
     """Why the backward of autograd's `node`, which is of a graph, must not be run ahead of training's own."""
     if run_in_cuda_graphs(device):
-        return (
-            'torch.compile runs its backward as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second '
-            "run overwrites what the first has made"
-        )
+        return RUN_AS_CUDA_GRAPH.format("its backward")
     held = vars(node)
     if held.get("opaque_objects") or next(tensors_in(list(held.values())), None) is not None:
         return "its backward reads tensors or objects that torch.compile keeps where no hook sees them"

@@ -35,7 +35,7 @@ class Variables:
         self._columns = list(zip(*examples, strict=True))
         self.seen = list(dict.fromkeys(column for column in self._columns if len(set(column)) > 1))
 
-    def of(self, sizes: Sequence[int]) -> tuple[int, ...] | None:
+    def values_at(self, sizes: Sequence[int]) -> tuple[int, ...] | None:
         """The values of the variables at these sizes.
 
         None if sizes differ here that were equal in all examples, or one differs that never did: the examples do not

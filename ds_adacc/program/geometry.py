@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -39,24 +40,12 @@ class Geometry:
     @property
     def is_contiguous(self) -> bool:
         """Whether the elements lie in the order of their indices, without gaps."""
-        expected = 1
-        for step, length in zip(reversed(self.stride), reversed(self.size), strict=True):
-            if length != 1:
-                if step != expected:
-                    return False
-                expected *= length
-        return True
+        return _are_nested(zip(reversed(self.stride), reversed(self.size), strict=True))
 
     @property
     def is_dense(self) -> bool:
         """Whether the elements fill their span without gaps or overlap, in some order of the dimensions."""
-        expected = 1
-        for step, length in sorted(zip(self.stride, self.size, strict=True)):
-            if length != 1:
-                if step != expected:
-                    return False
-                expected *= length
-        return True
+        return _are_nested(sorted(zip(self.stride, self.size, strict=True)))
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
         """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
@@ -78,6 +67,17 @@ class Geometry:
     def seen_from(self, part: Geometry) -> Geometry:
         """This geometry relative to the first byte of `part`, where both are relative to one root."""
         return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
+
+
+def _are_nested(dimensions: Iterable[tuple[int, int]]) -> bool:
+    """Whether each dimension, a pair of stride and length, steps over just what those before it fill."""
+    expected = 1
+    for step, length in dimensions:
+        if length != 1:
+            if step != expected:
+                return False
+            expected *= length
+    return True
 
 
 def why_not_plain(tensor: torch.Tensor) -> str | None:

@@ -18,6 +18,11 @@ from ds_adacc.program.geometry import span
 Extent = tuple[int, int]  # of memory, seen from a tensor that lies in it: where it begins, and its length, in elements
 _PLACE = ("torch._functorch._aot_autograd.runtime_wrappers", "CompiledFunction")
 _CUDA_GRAPHS = "torch._inductor.cudagraph_trees"
+# Why something must not run once more: `{}` is "it", or "its backward".
+RUN_AS_CUDA_GRAPH = (
+    'torch.compile runs {} as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second run overwrites '
+    "what the first has made"
+)
 _NUMBERS = "_ds_adacc_numbers"  # an attribute of autograd's node
 
 
@@ -109,7 +114,7 @@ def extended(tensor: torch.Tensor, extent: Extent | None) -> torch.Tensor:
 
 
 def run_in_cuda_graphs(device: torch.device) -> bool:
-    """Whether torch.compile runs graphs as CUDA graphs there: a second run would overwrite what the first has made."""
+    """Whether torch.compile runs graphs as CUDA graphs there."""
     trees = sys.modules.get(_CUDA_GRAPHS)
     if trees is None or device.type != "cuda":
         return False

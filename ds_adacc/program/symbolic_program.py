@@ -171,7 +171,7 @@ class SymbolicProgram:
         if sizes in self._sizes:
             return self._numbers[self._sizes.index(sizes)]
         variables = Variables([known.lengths for known in self._sizes])
-        values = variables.of(sizes.lengths)
+        values = variables.values_at(sizes.lengths)
         if values is None:
             return None
         found = {}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS, global_names, is_known_by_identity, items_of
+from ds_adacc.python_state.content import SCALARS, contents_of, global_names, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, MODULE_INTERNALS, Guards, snapshot
 from ds_adacc.python_state.reading import Reading, read
 
@@ -133,7 +133,7 @@ def _collect(thing: Any, closure: Closure, depth: int) -> None:
     elif isinstance(thing, types.MethodType):
         _collect(thing.__self__, closure, depth)
     elif isinstance(thing, types.FunctionType):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        cells = [each for cell in thing.__closure__ or () for each in contents_of(cell)]
         for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
             _collect(part, closure, depth - 1)
     else:
@@ -159,10 +159,3 @@ def _globals(function: types.FunctionType) -> Iterator[Any]:
         value = function.__globals__.get(name)
         if isinstance(value, nn.Module | torch.Tensor | int | float | str | list | tuple):
             yield value
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # a cell that its function has not assigned yet
-        return False

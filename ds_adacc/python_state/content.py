@@ -196,6 +196,14 @@ def bytes_of(value: Any) -> Hashable | None:
         return None
 
 
+def contents_of(cell: types.CellType) -> tuple[Any, ...]:
+    """What is in a closure's cell: one object, or none if its function has not assigned it yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
 def _special(value: Any) -> Items | None:
     if isinstance(value, types.FunctionType):
         cells = [(f"<{n}>", c) for n, c in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)]
@@ -203,10 +211,7 @@ def _special(value: Any) -> Items | None:
         of_code = [("code", value.__code__), ("globals", id(value.__globals__))]
         return [*of_code, *cells, *((n, v) for n, v in defaults if v), *value.__dict__.items()]
     if isinstance(value, types.CellType):
-        try:
-            return [("contents", value.cell_contents)]
-        except ValueError:  # a cell that its function has not assigned yet
-            return []
+        return [("contents", each) for each in contents_of(value)]
     if isinstance(value, types.MethodType):
         return [("self", value.__self__), ("func", value.__func__)]
     if isinstance(value, types.BuiltinFunctionType):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.content import SCALARS, is_library, mark_of_number
+from ds_adacc.python_state.content import SCALARS, contents_of, is_library, mark_of_number
 
 _WRAPPER = "ds_adacc.runtime.wrap"
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
@@ -70,10 +70,7 @@ def _held_by(function: Any) -> Iterator[Any]:
         yield from function.__dict__.get("covered", ())  # a forward of the block's own; that of its class is read there
         return
     for cell in getattr(function, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a cell that its function has not assigned yet
-            continue
+        yield from contents_of(cell)
     if function.__dict__:
         yield function.__dict__.get("__wrapped__")
         registry = function.__dict__.get("registry")  # of functools.singledispatch

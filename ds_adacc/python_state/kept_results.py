@@ -35,7 +35,7 @@ class KeptResults:
         computes = self._computes()
         return None if computes is None else computes.__code__
 
-    def of(self) -> types.CodeType | None:
+    def used_since(self) -> types.CodeType | None:
         """The code that has computed a result which was taken since, if it reads anything of the user's; else None.
 
         None too if the function's result is declared constant, as `torch.compiler.assume_constant_result` does.
@@ -68,5 +68,5 @@ def _defining_module(value: Any) -> str:
 
 def kept_results(marks: Mapping[str, Hashable]) -> dict[str, types.CodeType]:
     """The functions in the marks of which a kept result was used since: by name, the code that computes it."""
-    kept = ((name, mark.of()) for name, mark in marks.items() if isinstance(mark, KeptResults))
+    kept = ((name, mark.used_since()) for name, mark in marks.items() if isinstance(mark, KeptResults))
     return {name: code for name, code in kept if code is not None}

@@ -19,6 +19,7 @@ from ds_adacc.program.slots import keep, unpack
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
@@ -128,7 +129,7 @@ def capture(name: str, call: BlockCall) -> Capture:
     began = torch.autograd._get_sequence_nr()
     try:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
-            output = call.run()
+            output = run_recorded(call)
     except RuntimeError as error:
         if _NO_HOOKS in str(error):
             text = (

@@ -254,10 +254,6 @@ class Draft:
         self.doubt_from_here()
         return True
 
-    def note_address(self, tensor: torch.Tensor | None) -> None:
-        """Note that code may write to this tensor (None: to any) from here on, unseen (Rule R19)."""
-        self.known.watch_for_writes(tensor)
-
     def record_unseen_writes(self, given: Any) -> None:
         """Add an operator for each storage to which something wrote unseen (Rule R19).
 

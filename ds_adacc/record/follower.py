@@ -20,6 +20,7 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
+from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
@@ -35,7 +36,7 @@ def follow(
     follower = Follower(predicted, call, pack, diverge)
     try:
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
-            output = call.run()
+            output = run_recorded(call)
     finally:
         is_as_predicted = follower.close()
     return output, is_as_predicted

@@ -6,10 +6,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc")  # packages in which no read of data is the user's own
-# What called these is not the block's.
-_RECORDERS = (("ds_adacc.record.capture", "capture"), ("ds_adacc.record.follower", "follow"))
+
+
+def run_recorded(call: BlockCall) -> Any:
+    """Run the block that is being recorded. What calls this function is not the block's."""
+    return call.run()
 
 
 def module_and_function(frame: FrameType) -> tuple[str | None, str]:
@@ -20,7 +26,7 @@ def module_and_function(frame: FrameType) -> tuple[str | None, str]:
 def frames_of_block() -> Iterator[FrameType]:
     """The calls under way within the block that is being recorded, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and module_and_function(frame) not in _RECORDERS:
+    while frame is not None and frame.f_code is not run_recorded.__code__:
         yield frame
         frame = frame.f_back
 

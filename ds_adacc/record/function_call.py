@@ -12,7 +12,7 @@ from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.compiled_backward import OF_INDUCTOR, fingerprint
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
 from ds_adacc.program.geometry import Geometry, storage_of
-from ds_adacc.program.graphs import extended, extents, is_graph, run_in_cuda_graphs, written_by
+from ds_adacc.program.graphs import RUN_AS_CUDA_GRAPH, extended, extents, is_graph, run_in_cuda_graphs, written_by
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
@@ -55,10 +55,7 @@ class FunctionCall:
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(CONJUGATE)
             if self._is_graph and run_in_cuda_graphs(tensor.device):
-                self.refuse(
-                    'torch.compile runs it as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second '
-                    "run overwrites what the first has made"
-                )
+                self.refuse(RUN_AS_CUDA_GRAPH.format("it"))
         strange = next((arg for arg in args if not isinstance(arg, torch.Tensor | int | float | None)), None)
         if self._is_graph and strange is not None:
             self.refuse(f"torch.compile gives it a {type(strange).__name__}, and no call tells which")

@@ -168,15 +168,12 @@ class Known:
     def _parameter(self, tensor: torch.Tensor) -> int | None:
         """Which parameter `tensor` is part of, by its address (Rule R5)."""
         start, stop = span(tensor)
-        for index, parameter in enumerate(self.parameters):
+        for index, parameter in enumerate(itertools.chain(self.parameters, self._closure.parameters)):
             low, high = span(parameter)
             if low <= start and stop <= high and start < stop:
-                return index
-        for parameter in self._closure.parameters:
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                self.parameters.append(parameter)
-                return len(self.parameters) - 1
+                if index >= len(self.parameters):  # it is read for the first time
+                    self.parameters.append(parameter)
+                return min(index, len(self.parameters) - 1)
         return None
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:

@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
         """Note that code is about to get the address of a tensor (None: of any), to which it may write (Rule R19)."""
         if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
             with self._noting(), self.aside():
-                self.draft.note_address(tensor)
+                self.draft.known.watch_for_writes(tensor)
 
     def note_collective(self) -> None:
         """Note that a collective is called, which the dispatcher does not tell of inside a custom operator."""

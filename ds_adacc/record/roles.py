@@ -21,13 +21,31 @@ from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.tensors import RecordedTensors
 
-MATMUL = ("mm", "addmm", "linear", "_linear")
 _BATCHED = ("bmm", "baddbmm")
-NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
-ACTIVATION = ("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish")
-SOFTMAX = ("_softmax", "_safe_softmax")
+_NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
+_SOFTMAX = ("_softmax", "_safe_softmax")
 _RANDOM = ("bernoulli_", "bernoulli")
-PROJECTION = ("project",)  # of a Linear's input, which CompAct saves in place of the input
+
+# By an operator's name, the role of what it reads. Attention reads a query, a key and a value.
+READ_AS = {
+    **dict.fromkeys(_SOFTMAX, "score"),
+    **dict.fromkeys(_NORM, "layernorm"),
+    **dict.fromkeys(("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish"), "gelu"),
+    **dict.fromkeys(("mm", "addmm", "linear", "_linear"), "linear"),
+}
+_MADE_AS = {
+    **dict.fromkeys(_SOFTMAX, "softmax"),
+    **dict.fromkeys(_NORM, "layernorm"),
+    "project": "linear",  # of a Linear's input, which CompAct saves in place of the input
+}
+PARTS = ("query", "key", "value")
+# A value that operators read or make in several roles has the first of these.
+STRONGEST_FIRST = (*PARTS, "softmax", "score", "statistic", "attention", "block_input", "layernorm", "gelu", "linear")
+
+
+def made_as(name: str) -> str | None:
+    """The role of the main result of an operator of this name, if it has one of its own. Others are statistics."""
+    return "attention" if ATTENTION in name else _MADE_AS.get(name)
 
 
 def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
@@ -57,33 +75,23 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
 
 
 def _role(value: RecordedValue, recording: Recording, uses: list[tuple[RecordedOp, int, Geometry]]) -> str:
-    producer = recording.ops[value.producer] if value.producer is not None else None
-    made_by = _like(producer) if producer else ""
     for op, slot, _ in uses:
         part = _attention_part(op, slot, value, recording)
         if part:
             return part
-    if made_by in SOFTMAX:
-        return "softmax"
-    if any(_like(op) in SOFTMAX for op, _, _ in uses):
-        return "score"
-    if producer and (ATTENTION in made_by or made_by in NORM) and not _is_main_output(value, producer, recording):
-        return "statistic"
-    if producer and _is_compiled(producer) and _is_small(value, recording):
-        return "statistic"
-    if producer and ATTENTION in made_by:
-        return "attention"
+    roles = [READ_AS.get(_like(op)) for op, _, _ in uses]
+    if value.producer is not None:
+        roles.append(_role_of_result(value, recording.ops[value.producer], recording))
     if value.origin == "input":
-        return "block_input"
-    if made_by in PROJECTION:
-        return "linear"
-    if made_by in NORM or any(_like(op) in NORM for op, _, _ in uses):
-        return "layernorm"
-    if any(_like(op) in ACTIVATION for op, _, _ in uses):
-        return "gelu"
-    if any(_like(op) in MATMUL for op, _, _ in uses):
-        return "linear"
-    return "other"
+        roles.append("block_input")
+    return min(filter(None, roles), key=STRONGEST_FIRST.index, default="other")
+
+
+def _role_of_result(value: RecordedValue, producer: RecordedOp, recording: Recording) -> str | None:
+    if _is_compiled(producer):
+        return "statistic" if _is_small(value, recording) else None
+    role = made_as(_like(producer))
+    return "statistic" if role and not _is_main_output(value, producer, recording) else role
 
 
 def _like(op: RecordedOp) -> str:
@@ -95,11 +103,11 @@ def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: 
     """Query, key or value, if `op` is attention and reads it there."""
     is_number = value.geometry.dtype.is_floating_point  # not where packed texts begin
     if is_number and ATTENTION in _like(op) and slot < 3 and len(list(op.references)) >= 3:
-        return ("query", "key", "value")[slot]
+        return PARTS[slot]
     if _like(op) in _BATCHED and value.producer is not None:
         product = recording.values[op.outputs[0]] if op.outputs and op.outputs[0] is not None else None
         if product is not None and _leads_to_softmax(product, recording):
-            return ("query", "key")[min(slot, 1)]
+            return PARTS[min(slot, 1)]
         if slot == 1 and _comes_from_softmax(op, recording):
             return "value"
     return None
@@ -110,7 +118,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
-            if _like(op) in SOFTMAX:
+            if _like(op) in _SOFTMAX:
                 return True
             if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
                 return False
@@ -127,7 +135,7 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
         if producer is None:
             return False
         maker = recording.ops[producer]
-        if _like(maker) in SOFTMAX:
+        if _like(maker) in _SOFTMAX:
             return True
         factor = maker.reads[0] if maker.reads else None
     return False

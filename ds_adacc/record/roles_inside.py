@@ -10,9 +10,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.known_functions import ATTENTION
-from ds_adacc.record.roles import ACTIVATION, MATMUL, NORM, PROJECTION, SOFTMAX
-
-_STRONGEST_FIRST = ("query", "key", "value", "softmax", "statistic", "attention", "layernorm", "gelu", "linear")
+from ds_adacc.record.roles import PARTS, READ_AS, STRONGEST_FIRST, made_as
 
 
 class RolesInside:
@@ -30,28 +28,18 @@ class RolesInside:
         for tensor, role in _roles(func.overloadpacket.__name__, args, outputs) if is_known else ():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 key = storage_of(tensor)
-                self._roles[key] = min(role, self._roles.get(key, role), key=_STRONGEST_FIRST.index)
+                self._roles[key] = min(role, self._roles.get(key, role), key=STRONGEST_FIRST.index)
 
     def of(self, tensor: torch.Tensor) -> str | None:
         return self._roles.get(storage_of(tensor))
 
 
 def _roles(name: str, args: Sequence[Any], outputs: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    read, made = READ_AS.get(name), made_as(name)
     if ATTENTION in name:
-        yield from zip(args, ("query", "key", "value"), strict=False)
-        yield from _main_and_statistics(outputs, "attention")
-    elif name in NORM:
-        yield from zip(args[:1], ("layernorm",), strict=False)
-        yield from _main_and_statistics(outputs, "layernorm")
-    elif name in SOFTMAX:
-        yield from zip(outputs[:1], ("softmax",), strict=False)
-    elif name in ACTIVATION:
-        yield from zip(args[:1], ("gelu",), strict=False)
-    elif name in MATMUL:
-        yield from zip(args[name == "addmm" :], ("linear",), strict=False)
-    elif name in PROJECTION:
-        yield from zip(outputs[:1], ("linear",), strict=False)
-
-
-def _main_and_statistics(outputs: Sequence[Any], role: str) -> Iterator[tuple[Any, str]]:
-    yield from ((output, "statistic" if number else role) for number, output in enumerate(outputs))
+        yield from zip(args, PARTS, strict=False)
+    elif read in ("layernorm", "gelu", "linear"):
+        place = 1 if name == "addmm" else 0  # after the bias
+        yield from ((arg, read) for arg in args[place : place + 1])
+    if made:
+        yield from ((output, "statistic" if number else made) for number, output in enumerate(outputs))

@@ -19,6 +19,7 @@ from ds_adacc.observe.rectifier import Review, judge
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
+from ds_adacc.plan.peak_estimate import estimated_held
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.gradient_error import PolicyError
 from ds_adacc.runtime.step_schedule import Purpose
@@ -46,7 +47,7 @@ def conclude_observation(controller: StepController) -> Mapping[str, Correction]
         return {}
     if controller.observation is not None or not step.was_observed:
         return {}
-    held = Pair(controller.prices.held(step.observer.held_calls), step.observer.held_bytes)
+    held = Pair(estimated_held(controller.agreement, step.observer.held_calls), step.observer.held_bytes)
     types, origins = controller.agreement.known_types, controller.agreement.origins
     findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))

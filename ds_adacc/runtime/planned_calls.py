@@ -12,7 +12,7 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.variant import Variant
-from ds_adacc.observe.outlier_tracker import OutlierTracker
+from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.program.slots import unpack
@@ -176,7 +176,7 @@ class PlannedCalls:
         pack: Pack = call.pack
         if tracking:
             values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)
-            pack = OutlierTracker(call, variant, self._codecs, values, inputs)
+            pack = tracking_outliers(call, variant, self._codecs, values, inputs)
         if observer is None:
             return call, pack, _nothing
         return call, *observer.watch(ticket, call, pack)

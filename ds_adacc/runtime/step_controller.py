@@ -35,8 +35,8 @@ from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.new_sizes import NewSizes
+from ds_adacc.plan.peak_estimate import largest_pass
 from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.prices import Prices
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.memory_trace import is_in_backward
@@ -74,7 +74,6 @@ class StepController:
         stepped: bool = False,
     ) -> None:
         self.agreement = coordinator.agreement
-        self.prices = Prices(self.agreement)
         self.journal = journal
         self.ranks = ranks
         self.stepped = stepped
@@ -256,7 +255,7 @@ class StepController:
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
-        adopter, passes = self.new_sizes.adopter, map(self.prices.largest_pass, known)
+        adopter, passes = self.new_sizes.adopter, (largest_pass(self.agreement, names) for names in known)
         self.waiting.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
         self.choose_policies({name for names in known for name in names})
 

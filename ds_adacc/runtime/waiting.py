@@ -11,7 +11,7 @@ from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
-from ds_adacc.plan.prices import Prices
+from ds_adacc.plan.peak_estimate import have_plan, peak_without
 from ds_adacc.runtime.current_pass import CalledByType
 
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
@@ -30,7 +30,6 @@ class Waiting:
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
         self._adopter = adopter
-        self._prices = Prices(agreement)
         # what has run of late and has a plan, with the most calls of each block type for which it has one
         self._planned: dict[LiveSet, Alive] = {names: Counter() for names in planned}
         self.wants_observation = False
@@ -50,8 +49,8 @@ class Waiting:
         if not live_set or (planned is not None and all(planned[name] >= number for name, number in alive.items())):
             return False
         self._agreement.passes.note(alive)
-        self._agreement.budget.grow(self._prices.without(alive))
-        is_planned = self._prices.is_planned(alive)
+        self._agreement.budget.grow(peak_without(self._agreement, alive))
+        is_planned = have_plan(self._agreement, alive)
         if not is_planned and not self._adopter.adopt_all(alive):
             is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
             more = "more calls of blocks were alive at once than were planned for"

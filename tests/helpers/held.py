@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ds_adacc.observe.observer import Observer
+from ds_adacc.plan.peak_estimate import estimated_held
 
 
 def watch_held(controller):
@@ -15,7 +16,7 @@ def watch_held(controller):
 
     def ending():
         observer = controller.step.observer
-        pairs.append((controller.prices.held(observer.held_calls), observer.held_bytes))
+        pairs.append((estimated_held(controller.agreement, observer.held_calls), observer.held_bytes))
         end_step()
         count()
 

@@ -8,7 +8,7 @@ import zoo
 from torch import nn
 
 from ds_adacc.compact.compact import convert
-from ds_adacc.compact.optimized import groups_of
+from ds_adacc.compact.optimized import groups_of, rates
 from ds_adacc.config import CompactConfig, ConfigError
 
 
@@ -34,13 +34,13 @@ def engine_of(block, **section):
 
 def step(engine, compact, block, skipped=False):
     block(torch.ones(2, 8)).sum().backward()
-    rates = compact.rates(engine)
+    of_step = rates(engine.optimizer)
     engine.global_steps += 1
     if skipped:
         engine.skipped_steps += 1
     else:
         engine.optimizer.step()
-        compact.end_step(engine, rates)
+        compact.end_step(engine, of_step)
     engine.optimizer.zero_grad()
 
 

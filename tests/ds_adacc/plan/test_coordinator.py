@@ -16,7 +16,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.prices import Prices
+from ds_adacc.plan.peak_estimate import estimated_held
 from ds_adacc.plan.rank_reports import RankReport, RankRequest, merge_block_type, merge_orders, merge_profiles
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.profile.gradient_error import CodecErrors
@@ -279,7 +279,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
     step(runs, [block])
     ((name, block_type),) = runs.agreement.known_types.items()
     policy = block_type.policy(0)
-    planned = Prices(runs.agreement).held({(name, policy): 1})
+    planned = estimated_held(runs.agreement, {(name, policy): 1})
     assert "token" in block_type.policy(0).stores
     block_type.narrow([() for _ in block_type.profile.codecs])
     step(runs, [block])
@@ -294,7 +294,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     (block_type,) = runs.agreement.known_types.values()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
-        resized = runs.agreement.outlier_prices.of(block_type.profile, block_type, {index: capacity})
+        resized = runs.agreement.outlier_prices.at_capacity(block_type.profile, block_type, {index: capacity})
         sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}

@@ -27,7 +27,7 @@ from ds_adacc.python_state.closure import closure_of
 def test_a_number_follows_the_sizes(numbers, at, expected):
     variables = Variables([(2, 4), (2, 6), (4, 6)])
     formula = fit(numbers, variables.seen)
-    found = formula.at(variables.of(at))
+    found = formula.at(variables.values_at(at))
     assert found == expected if isinstance(expected, int) and numbers[0] != 8 else found is None
 
 
@@ -42,10 +42,10 @@ def test_numbers_that_follow_nothing_have_no_formula():
 
 def test_sizes_that_the_examples_do_not_tell_of():
     variables = Variables([(2, 4, 4, 8), (2, 6, 6, 8)])
-    assert variables.of((2, 9, 9, 8)) == (9,)
-    assert variables.of((2, 9, 8, 8)) is None, "two sizes were always equal"
-    assert variables.of((3, 9, 9, 8)) is None, "this size never differed"
-    assert variables.of((2, 9, 9)) is None
+    assert variables.values_at((2, 9, 9, 8)) == (9,)
+    assert variables.values_at((2, 9, 8, 8)) is None, "two sizes were always equal"
+    assert variables.values_at((3, 9, 9, 8)) is None, "this size never differed"
+    assert variables.values_at((2, 9, 9)) is None
 
 
 def recorded(name, block, **sizes):

@@ -16,7 +16,7 @@ from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.adoption import Adoption
-from ds_adacc.plan.prices import Prices
+from ds_adacc.plan.peak_estimate import estimated_peak
 from ds_adacc.runtime import binder, step_controller
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
@@ -225,7 +225,7 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         agreed = [agreement.agreed_types.get(name) for name in ran]
         if not controller.is_waiting and None not in agreed:
             priced += 1
-            assert Prices(agreement).peak(agreed) <= agreement.budget.limit
+            assert estimated_peak(agreement, agreed) <= agreement.budget.limit
         training.adacc.end_step()
     assert priced > 6
 
