@@ -239,6 +239,8 @@ def _leave_alone(model: nn.Module) -> None:
     served = list(filter(is_wrapped, own))
     unwrap_blocks(served)
     put_back(own)
+    if isinstance(model, PipelineModule):
+        pipeline.put_back_checkpoint_function(model, checkpointing.checkpoint)
     checkpointing.release(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
