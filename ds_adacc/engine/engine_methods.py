@@ -18,7 +18,7 @@ from ds_adacc.compact.linear import PROXY
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled_blocks import compile_blocks
-from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import runs, unwrap_blocks, wrap_blocks
 
 Method = Callable[..., Any]
 _ORIGINAL = "ds_adacc_original"
@@ -142,7 +142,10 @@ def ending_batch(engine: Any, original: Method) -> Method:
 
 
 def compiling_blocks_first(engine: Any, original: Method) -> Method:
-    """`engine.compile`, which compiles every block by itself, inside its hooks, and then the code around the blocks."""
+    """`engine.compile`, which compiles every block by itself, inside its hooks, and then the code around the blocks.
+
+    Blocks that a later engine of the model has taken over stay as that one has left them.
+    """
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> None:
@@ -154,12 +157,13 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
                 'of the blocks; turn that option off, or disable ds_adacc ("adacc": {"enabled": false})'
             )
         if not engine.is_compiled:
-            blocks = engine.adacc.blocks
+            runtime = engine.adacc.runtime
+            blocks = {name: block for name, block in engine.adacc.blocks.items() if runs(runtime, block)}
             unwrap_blocks(blocks.values())
             try:
                 compile_blocks(blocks, given.arguments["backend"], given.arguments["compile_kwargs"])
             finally:
-                wrap_blocks(blocks, engine.adacc.runtime)
+                wrap_blocks(blocks, runtime)
         original(*args, **kwargs)
 
     return compile
