@@ -157,3 +157,15 @@ def test_an_engine_that_only_evaluates_may_have_a_model_that_compact_has_changed
     serve(next(module for module in model.modules() if type(module) is nn.Linear), 2, Shared(1))
     assert initialize(model, {"adacc": {}}).adacc.blocks
     assert ds_adacc.attach(Engine(model), OFF) is None
+
+
+@pytest.mark.parametrize("later", [OFF, {"adacc": {}}], ids=["off", "on"])
+def test_an_engine_without_blocks_names_the_later_one_as_the_reason(initialize, later, caplog):
+    first = initialize(model := Translator(), {"adacc": {}})
+    last = initialize(model, later)
+    first.adacc.end_step()
+    assert "no effect in this engine, as a later engine of its model decides how the blocks run" in caplog.text
+    assert "adacc.blocks" not in caplog.text
+    if later is not OFF:
+        last.adacc.end_step()
+        assert "none of the 5 blocks found" in caplog.text
