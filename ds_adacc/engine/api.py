@@ -21,7 +21,7 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.engine_methods import patch_engine
+from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
 from ds_adacc.engine.gradient_checkpointing import keep_replaced, put_back
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
@@ -104,7 +104,7 @@ def initialize(
             serve(result[0], section, blocks, compact)
         undo.pop_all()
     if section is None and model is not None:
-        _leave_alone(model)
+        _leave_alone(result[0])
     if SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
     elif section is None:
@@ -147,7 +147,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     if engine.basic_optimizer is not None:
         refuse_served(engine.module)
     if section is None:
-        _leave_alone(engine.module)
+        _leave_alone(engine)
         checkpointing.turn_off()
         return None
     pending = engine.micro_steps % engine.gradient_accumulation_steps()
@@ -236,11 +236,13 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     get_logger().info("%s", _summary(blocks))
 
 
-def _leave_alone(model: nn.Module) -> None:
-    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
+def _leave_alone(engine: Any) -> None:
+    """Have the engine's model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
 
     Layers that it shares with the model of another engine stay as they are.
     """
+    model = engine.module
+    restore_optimizer(engine)
     own = checkpointing.own_modules(model)
     served = list(filter(is_wrapped, own))
     unwrap_blocks(served)

@@ -38,10 +38,18 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
 
 def patch_optimizer(engine: Any) -> None:
     """Replace the `step` of the engine's optimizer by that of `ending_step_of_optimizer`."""
+    restore_optimizer(engine)
     optimizer = engine.optimizer
-    original = getattr(optimizer.step, _ORIGINAL, optimizer.step)  # another engine may have had the optimizer
     # A method, as torch's schedulers want one.
-    optimizer.step = types.MethodType(ending_step_of_optimizer(engine, original), optimizer)
+    optimizer.step = types.MethodType(ending_step_of_optimizer(engine, optimizer.step), optimizer)
+
+
+def restore_optimizer(engine: Any) -> None:
+    """Undo `patch_optimizer` for an earlier engine that has had the engine's optimizer, or the one inside of it."""
+    for optimizer in (engine.optimizer, engine.basic_optimizer):
+        original = getattr(getattr(optimizer, "step", None), _ORIGINAL, None)
+        if original is not None:
+            optimizer.step = original
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
