@@ -16,6 +16,7 @@ from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.comparison import RULES, compare
 from ds_adacc.plan.live_sets import Component, LiveSet
 from ds_adacc.plan.plan import Baseline, Group
+from ds_adacc.plan.solve import more_time
 
 Stage = Callable[[str], None]  # told what is being done
 
@@ -55,7 +56,7 @@ class Planned:
 
 
 def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage) -> Planned:
-    """Plan for the first of the two micro-batch sizes. Raises BadInput if the section's time is too short."""
+    """Plan for the first of the two micro-batch sizes. Raises BadInput if the solver finds no plan."""
     first, seconds = recorded[0], section.solver.max_seconds
     problem = first.problem
     without = planner.peak_without(problem)
@@ -76,7 +77,7 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
         stage("estimating the largest micro-batch")
         estimate = _estimate(recorded, budget, seconds)
     except (planner.NoSolutionInTime, planner.NoAnswer) as error:
-        raise BadInput(f"adacc.solver.max_seconds = {seconds!r} is not enough: {error}") from error
+        raise BadInput(f"{str(error).rstrip('.')}. {more_time(section)}") from error
     return Planned(first, budget, without, frontiers, solution, refusal, solve_seconds, baselines, policies, estimate)
 
 

@@ -140,6 +140,21 @@ def convert(
     return compact
 
 
+def refuse_served(model: nn.Module) -> None:
+    """For an engine that is to train the model. Raises ConfigError if an earlier engine's CompAct serves a layer of it.
+
+    The new optimizer would train the layer's proxy, and nothing would add that to the weight. The earlier engine may
+    still train, so its layers are not taken from it.
+    """
+    name = next((name for name, module in model.named_modules() if isinstance(module, CompactLinear)), None)
+    if name is not None:
+        raise ConfigError(
+            f"adacc.compact: an earlier engine has changed the layer {name!r} of this model, and no other engine can "
+            "train it: its weight is frozen, and a proxy is trained in its place. Make a new model for the new engine, "
+            "and load the state dict of this one into it"
+        )
+
+
 def applied_steps(engine: Any) -> int:
     """The engine's optimizer steps that were not skipped for an overflow."""
     return engine.global_steps - engine.skipped_steps

@@ -16,6 +16,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.engine.checkpoint_file import State
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import runs
 
 _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
 
@@ -107,7 +108,12 @@ class Adacc:
             self.runtime.codecs.generator.set_state(state.seeds)
 
     def _warn_of_no_calls(self) -> None:
-        if self.blocks:
+        if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):
+            get_logger().warning(
+                "adacc has no effect in this engine, as a later engine of its model decides how the blocks run. Make "
+                "the engine that trains the model last"
+            )
+        elif self.blocks:
             get_logger().warning(
                 "adacc is enabled but does nothing: none of the %d blocks found (the first: %s) has run in training. "
                 "List the classes of the blocks that do run in adacc.blocks",

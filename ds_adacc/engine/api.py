@@ -16,12 +16,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
-from ds_adacc.compact.compact import Compact, convert, new_seed
+from ds_adacc.compact.compact import Compact, convert, new_seed, refuse_served
 from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.engine_methods import patch_engine
+from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
 from ds_adacc.engine.gradient_checkpointing import keep_replaced, put_back
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
@@ -58,13 +58,16 @@ def initialize(
     `"enabled": false`, this only calls `deepspeed.initialize`. Of several engines of one model, the last one decides
     how its blocks run: ds_adacc no longer serves it for an earlier engine.
 
-    Raises ConfigError for a bad section, and ValueError if the model is compiled around its blocks. Both are raised
-    before anything is set up, but for an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the
-    layers of the model and the optimizer's parameter groups as they were.
+    Raises ConfigError for a bad section, and if the engine is to train layers that an earlier engine's CompAct has
+    changed; ValueError if the model is compiled around its blocks. Both are raised before anything is set up, but for
+    an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the layers of the model and the
+    optimizer's parameter groups as they were.
     """
     checkpointing.note_start()
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
+    if model is not None and (optimizer is not None or ds_config.get("optimizer")):
+        refuse_served(model)
     compact, blocks = None, {}
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
@@ -101,7 +104,7 @@ def initialize(
             serve(result[0], section, blocks, compact)
         undo.pop_all()
     if section is None and model is not None:
-        _leave_alone(model)
+        _leave_alone(result[0])
     if SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
     elif section is None:
@@ -118,8 +121,9 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     every rank, between two optimizer steps. Call it before `engine.load_checkpoint`, which restores the plan only if
     ds_adacc is attached.
 
-    Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, or if it differs
-    from the section that is attached already; ValueError if the model is compiled around its blocks; RuntimeError if
+    Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, if it differs from
+    the section that is attached already, or if the engine trains layers that an earlier engine's CompAct has changed;
+    ValueError if the model is compiled around its blocks; RuntimeError if
     gradient accumulation is not at a step boundary.
     """
     checkpointing.note_start()
@@ -135,15 +139,17 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
                 "adacc: this engine already runs with another section; attach once, or with the same section"
             )
         return served
-    if section is None:
-        _leave_alone(engine.module)
-        checkpointing.turn_off()
-        return None
-    if section.compact is not None:
+    if section is not None and section.compact is not None:
         raise ConfigError(
             "adacc.compact: it changes what the optimizer trains, so that an existing engine cannot take it up; call "
             "ds_adacc.initialize in place of deepspeed.initialize"
         )
+    if engine.basic_optimizer is not None:
+        refuse_served(engine.module)
+    if section is None:
+        _leave_alone(engine)
+        checkpointing.turn_off()
+        return None
     pending = engine.micro_steps % engine.gradient_accumulation_steps()
     if pending:
         steps = engine.gradient_accumulation_steps()
@@ -230,15 +236,19 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     get_logger().info("%s", _summary(blocks))
 
 
-def _leave_alone(model: nn.Module) -> None:
-    """Have the model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
+def _leave_alone(engine: Any) -> None:
+    """Have the engine's model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
 
     Layers that it shares with the model of another engine stay as they are.
     """
+    model = engine.module
+    restore_optimizer(engine)
     own = checkpointing.own_modules(model)
     served = list(filter(is_wrapped, own))
     unwrap_blocks(served)
     put_back(own)
+    if isinstance(model, PipelineModule):
+        pipeline.put_back_checkpoint_function(model, checkpointing.checkpoint)
     checkpointing.release(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))

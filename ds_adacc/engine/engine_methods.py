@@ -19,7 +19,7 @@ from ds_adacc.compact.optimized import rates
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled_blocks import compile_blocks
-from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import runs, unwrap_blocks, wrap_blocks
 
 Method = Callable[..., Any]
 _ORIGINAL = "ds_adacc_original"
@@ -39,10 +39,18 @@ def patch_engine(engine: Any, is_pipeline: bool) -> None:
 
 def patch_optimizer(engine: Any) -> None:
     """Replace the `step` of the engine's optimizer by that of `ending_step_of_optimizer`."""
+    restore_optimizer(engine)
     optimizer = engine.optimizer
-    original = getattr(optimizer.step, _ORIGINAL, optimizer.step)  # another engine may have had the optimizer
     # A method, as torch's schedulers want one.
-    optimizer.step = types.MethodType(ending_step_of_optimizer(engine, original), optimizer)
+    optimizer.step = types.MethodType(ending_step_of_optimizer(engine, optimizer.step), optimizer)
+
+
+def restore_optimizer(engine: Any) -> None:
+    """Undo `patch_optimizer` for an earlier engine that has had the engine's optimizer, or the one inside of it."""
+    for optimizer in (engine.optimizer, engine.basic_optimizer):
+        original = getattr(getattr(optimizer, "step", None), _ORIGINAL, None)
+        if original is not None:
+            optimizer.step = original
 
 
 def ending_backward(engine: Any, original: Method) -> Method:
@@ -143,7 +151,10 @@ def ending_batch(engine: Any, original: Method) -> Method:
 
 
 def compiling_blocks_first(engine: Any, original: Method) -> Method:
-    """`engine.compile`, which compiles every block by itself, inside its hooks, and then the code around the blocks."""
+    """`engine.compile`, which compiles every block by itself, inside its hooks, and then the code around the blocks.
+
+    Blocks that a later engine of the model has taken over stay as that one has left them.
+    """
 
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> None:
@@ -155,12 +166,13 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
                 'of the blocks; turn that option off, or disable ds_adacc ("adacc": {"enabled": false})'
             )
         if not engine.is_compiled:
-            blocks = engine.adacc.blocks
+            runtime = engine.adacc.runtime
+            blocks = {name: block for name, block in engine.adacc.blocks.items() if runs(runtime, block)}
             unwrap_blocks(blocks.values())
             try:
                 compile_blocks(blocks, given.arguments["backend"], given.arguments["compile_kwargs"])
             finally:
-                wrap_blocks(blocks, engine.adacc.runtime)
+                wrap_blocks(blocks, runtime)
         original(*args, **kwargs)
 
     return compile

@@ -14,14 +14,26 @@ def checkpoints_ranges(module: Any) -> bool:
     return module.activation_checkpoint_interval != 0
 
 
+_ORIGINAL = "_ds_adacc_original_checkpoint_func"  # the attribute that keeps what was replaced
+
+
 def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> None:
     """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, `checkpoint` does so now."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
     of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
     if checkpoints_ranges(module) and module.activation_checkpoint_func in of_deepspeed:
+        setattr(module, _ORIGINAL, module.activation_checkpoint_func)
         module.activation_checkpoint_func = checkpoint
         get_logger().info("the pipeline's activation_checkpoint_func is ds_adacc.checkpointing.checkpoint from now on")
+
+
+def put_back_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> None:
+    """Undo `replace_checkpoint_function`. A function that the program or DeepSpeed has set since stays."""
+    original = vars(module).pop(_ORIGINAL, None)
+    if original is not None and module.activation_checkpoint_func is checkpoint:
+        module.activation_checkpoint_func = original
+        get_logger().info("the pipeline's activation_checkpoint_func is DeepSpeed's own again")
 
 
 def layer_classes(module: Any) -> set[str]:

@@ -7,7 +7,7 @@ memory. Where the plan compresses an input, neither applies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,10 @@ class InputPlacement:
 
     group: dist.ProcessGroup | None = None
     on_host: bool = False
+
+    def shared_if(self, is_agreed: bool) -> InputPlacement:
+        """This placement if all ranks have agreed on shares. If not, each rank holds its inputs as a whole."""
+        return self if is_agreed else replace(self, group=None)
 
     @property
     def facts(self) -> dict[str, Any]:

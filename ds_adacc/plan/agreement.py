@@ -223,8 +223,7 @@ class Agreement:
 
         What is not planned for yet, or was adopted on this rank alone, is held by each rank as a whole.
         """
-        is_shared = known.agreed is not None and known.agreed.shares_inputs
-        return self.inputs if is_shared else replace(self.inputs, group=None)
+        return self.inputs.shared_if(known.agreed is not None and known.agreed.shares_inputs)
 
     def profile_of(self, known: KnownType, inputs: InputPlacement | None = None) -> planner.Profile:
         """The profile to plan with: its codecs have the errors measured so far, its inputs are held as `inputs` says.

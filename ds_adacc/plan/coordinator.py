@@ -30,7 +30,7 @@ from ds_adacc.plan.rank_reports import (
     merge_requests,
 )
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.plan.solve import Forgiven, solve
+from ds_adacc.plan.solve import Forgiven, more_time, solve
 
 
 class Coordinator:
@@ -98,12 +98,9 @@ class Coordinator:
             if group.solution.fallback and group.solution.fallback not in told:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
-                text = (
-                    "%s, which keeps the budget but may be slower than the solver's. The reason: %s. If that is a "
-                    "lack of time and comes often, raise adacc.solver.max_seconds (now %s)"
-                )
-                reason, seconds = group.solution.fallback.rstrip("."), self.agreement.config.solver.max_seconds
-                get_logger().warning(text, which, reason, seconds)
+                text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s. %s"
+                reason = group.solution.fallback.rstrip(".")
+                get_logger().warning(text, which, reason, more_time(self.agreement.config))
             if group.shortfall:
                 if stays:
                     which = "The old plan stays in force"
@@ -132,8 +129,8 @@ class Coordinator:
     ) -> RankReport:
         known = self.agreement.known_types[digest]
         channels = {**known.capacity, **capacity.get(digest, {})}
-        shares_inputs, inputs = not self.agreement.lacks_errors(known), self.agreement.inputs
-        profile = self.agreement.profile_of(known, inputs if shares_inputs else replace(inputs, group=None))
+        shares_inputs = not self.agreement.lacks_errors(known)
+        profile = self.agreement.profile_of(known, self.agreement.inputs.shared_if(shares_inputs))
         correction = corrections.get(digest)
         return RankReport(profile, known.count, known.calls_per_block, channels, correction, shares_inputs)
 

@@ -50,8 +50,10 @@ def solve(
         except planner.NoSolutionInTime as error:
             if forgiven is Forgiven.NONE:
                 raise
-            why = f"adacc.solver.max_seconds: {error}"
-            groups.append(_without_solver(request, component, in_force, budget, config, why, smallest=None))
+            group = _without_solver(request, component, in_force, budget, config, str(error), smallest=None)
+            if group.shortfall:
+                group = replace(group, shortfall=f"{group.shortfall.rstrip('.')}. {more_time(config)}")
+            groups.append(group)
         except planner.InfeasibleBudget as error:
             refusals.append(error)
             if forgiven is Forgiven.ALL:
@@ -62,6 +64,11 @@ def solve(
         hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
         raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)
     return tuple(groups)
+
+
+def more_time(config: AdaccConfig) -> str:
+    """What to do where the solver found no plan, which may have another reason than a lack of time."""
+    return f"If that is a lack of time, raise adacc.solver.max_seconds (now {config.solver.max_seconds})"
 
 
 def _keep_or_replace(

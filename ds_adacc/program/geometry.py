@@ -86,7 +86,9 @@ def why_not_plain(tensor: torch.Tensor) -> str | None:
         return f"tensor of type {type(tensor).__name__}"
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "nested tensor" if tensor.is_nested else f"tensor of layout {tensor.layout}"
-    return None
+    if tensor.is_quantized:
+        return "quantized tensor"
+    return "tensor without data, on the device 'meta'" if tensor.is_meta else None
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:

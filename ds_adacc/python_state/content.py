@@ -92,11 +92,14 @@ def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
 def is_library(module: str | None) -> bool:
     """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
 
-    That is the standard library, the packages in `TRUSTED`, and every package that is installed.
+    That is the standard library, the packages in `TRUSTED`, and every package that is installed. `__main__` never is:
+    if an installed package runs the user's script, as `python -m viztracer` does, both have that name.
     """
     package = (module or "__main__").partition(".")[0]
+    if package == "__main__":
+        return False
     if package in sys.stdlib_module_names or package in TRUSTED:
-        return package != "__main__"
+        return True
     return package in sys.modules and _is_installed(package)
 
 

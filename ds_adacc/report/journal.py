@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -11,6 +12,8 @@ from typing import Any, NoReturn
 
 from ds_adacc.environment import cache_folder
 from ds_adacc.log import get_logger
+
+_KEPT = 1000  # journals in `folder`
 
 
 class JournalError(ValueError):
@@ -46,13 +49,16 @@ class Journal:
     def of_this_run(cls) -> Journal:
         """A journal at `default_path`; of a further engine in the same second, at that with a number.
 
-        A user without a home folder gets a warning and no journal.
+        Of the journals in the folder the oldest are deleted, so that there are at most `_KEPT`. A user without a home
+        folder gets a warning and no journal.
         """
         try:
             path = default_path(datetime.now(), os.getpid())
             further = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
             free = (each for each in itertools.chain([path], further) if not os.path.exists(each))  # never raises
-            return cls(next(free))
+            path = next(free)
+            _delete_oldest()
+            return cls(path)
         except RuntimeError as error:
             text = (
                 "the run goes on without a journal, so `ds_adacc report` will not show it: %s. To have one, set "
@@ -78,6 +84,14 @@ class Journal:
             text = "the run goes on without its journal %s, so `ds_adacc report` will not show it: %s"
             get_logger().warning(text, self._path, str(error))
             self._path = None
+
+
+def _delete_oldest() -> None:
+    """Make room for a new journal among those that are kept: they would fill the disk."""
+    newest_first = sorted(folder().glob("*.jsonl"), key=lambda path: path.stem, reverse=True)
+    for path in newest_first[_KEPT - 1 :]:
+        with contextlib.suppress(OSError):  # another run has deleted it, or the folder is only readable: no harm
+            path.unlink()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

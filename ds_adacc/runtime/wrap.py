@@ -49,6 +49,11 @@ def is_wrapped(module: nn.Module) -> bool:
     return bool(_wrapped(module))
 
 
+def runs(runtime: Runtime, module: nn.Module) -> bool:
+    """Whether it is this runtime that runs the forward of the module."""
+    return any(vars(module)[attribute].runtime is runtime for attribute in _wrapped(module))
+
+
 def _wrapped(module: nn.Module) -> list[str]:
     """The attributes of the module that `wrap_blocks` has set."""
     attributes = ("forward", "_compiled_call_impl")
@@ -74,6 +79,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
         return _run(runtime, self, name, bound_to, args, kwargs)
 
     forward.covered = (own,)  # type: ignore[attr-defined]
+    forward.runtime = runtime  # type: ignore[attr-defined]
     return forward
 
 

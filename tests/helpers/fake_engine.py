@@ -12,7 +12,7 @@ class Engine(nn.Module):
     def __init__(self, model):
         super().__init__()
         self.module, self.device, self.global_rank = model, torch.device("cpu"), 1
-        self.optimizer, self.micro_steps = None, 0
+        self.optimizer, self.basic_optimizer, self.micro_steps = None, None, 0
 
     def backward(self):
         pass

@@ -19,6 +19,8 @@ from ds_adacc import checkpointing
 STEPS, MICRO, LAYERS = 4, 4, 6
 SECTION = {"memory_budget": 0.8, "codecs": "none", "rectifier": {"max_interval": 2}, "solver": {"max_seconds": 30.0}}
 
+LATER = ({}, {"adacc": {"enabled": False}}, {"adacc": SECTION})
+
 
 class Embedding(nn.Embedding):
     def __init__(self):
@@ -75,6 +77,20 @@ def train(section=None, use_reentrant=True, configured=False, **arguments):
     return told
 
 
+def functions_after(section):
+    """Whether the pipeline's function is ds_adacc's: under an engine, and under a later one with this section."""
+    layers = [LayerSpec(zoo.GPTBlock), LayerSpec(zoo.GPTBlock)]
+    model = PipelineModule(layers, num_stages=2, loss_fn=loss_of, activation_checkpoint_interval=1)
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+    functions = []
+    for each in ({"adacc": SECTION}, section):
+        ds_adacc.initialize(model=model, model_parameters=model.parameters(), config={**config, **each})
+        functions.append(model.activation_checkpoint_func)
+    checkpointing.use(None)
+    assert {*functions} <= {checkpointing.checkpoint, deepspeed.checkpointing.checkpoint}
+    return [each is checkpointing.checkpoint for each in functions]
+
+
 def account(runtime, engine):
     if runtime is None:
         return None
@@ -106,6 +122,7 @@ def main(out):
         "wrapped blocks": train(SECTION),
         "named blocks": train({**SECTION, "blocks": ["GPTBlock", "Late"]}),
         "without an engine": train(configured=True, activation_checkpoint_interval=1, **ours),
+        "a later engine": {str(each): functions_after(each) for each in LATER},
     }
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
         json.dump(results, file)

@@ -34,10 +34,10 @@ def test_same_signature_as_deepspeed():
 
 @pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
 def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
-    given = {}
-    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or "theirs")
-    model = Translator()
-    assert ds_adacc.initialize(model=model, config=config) == "theirs"
+    given, model = {}, Translator()
+    theirs = Engine(model), None, None, None
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or theirs)
+    assert ds_adacc.initialize(model=model, config=config) is theirs
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
     checkpointing.use(None)
@@ -45,7 +45,7 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
 
 
 def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
-    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: "theirs")
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     x = torch.ones(2, requires_grad=True)
     checkpointing.use(None)
     try:
@@ -176,9 +176,9 @@ def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
 
 
 def test_another_warning_when_blocks_were_found_but_not_run(caplog):
-    adacc = Adacc(
-        load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
-    )
+    runtime, blocks = stepped(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
+    wrap_blocks(blocks, runtime)
+    adacc = Adacc(load({"adacc": {}}), runtime, blocks)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         adacc.end_step()
     assert "none of the 2 blocks found" in caplog.text
@@ -322,7 +322,8 @@ def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
     adacc = stepped(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         train(adacc, model, (9, 9))
-    assert any("adacc.solver.max_seconds: no policy found in 1 s" in r.getMessage() for r in caplog.records)
+    text = "The reason: no policy found in 1 s. If that is a lack of time, raise adacc.solver.max_seconds (now "
+    assert any(text in r.getMessage() for r in caplog.records)
     (block_type,) = adacc.runtime.controller.plan.block_types
     assert (
         adacc.runtime.controller.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3

@@ -8,7 +8,7 @@ import torch
 from backward_worker import STAGES, STEPS
 from launch import on_ranks
 
-from ds_adacc.engine.engine_methods import patch_optimizer
+from ds_adacc.engine.engine_methods import patch_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.ranks
 
@@ -52,20 +52,22 @@ def test_a_step_of_the_optimizer_itself_ends_the_step(results, stage):
     assert replayed["has_plan"] and not plain["has_plan"]
 
 
+class Engine:
+    """Counts the steps that its optimizer ends."""
+
+    def __init__(self, optimizer, inside=None):
+        self.optimizer, self.basic_optimizer, self.steps = optimizer, inside or optimizer, 0
+        self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
+        self.adacc.runtime = SimpleNamespace(
+            controller=SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
+        )
+
+    def end_step(self):
+        self.steps += 1
+
+
 def test_a_scheduler_may_be_made_after_the_engine():
     """Torch's wrap the optimizer's step. An optimizer may go from one engine to another."""
-
-    class Engine:
-        def __init__(self, optimizer):
-            self.optimizer, self.steps = optimizer, 0
-            self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
-            self.adacc.runtime = SimpleNamespace(
-                controller=SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
-            )
-
-        def end_step(self):
-            self.steps += 1
-
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=0.1)
     first, second = Engine(optimizer), Engine(optimizer)
     patch_optimizer(first)
@@ -74,3 +76,15 @@ def test_a_scheduler_may_be_made_after_the_engine():
     optimizer.step()
     schedule.step()
     assert (first.steps, second.steps) == (0, 1)
+
+
+@pytest.mark.parametrize("is_patched", [False, True])
+def test_steps_of_an_optimizer_end_none_of_an_engine_that_had_it_before(is_patched):
+    """It may be inside of an optimizer of ZeRO now."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=0.1)
+    first, last = Engine(optimizer), Engine(SimpleNamespace(step=lambda: optimizer.step()), inside=optimizer)
+    patch_optimizer(first)
+    optimizer.step()
+    (patch_optimizer if is_patched else restore_optimizer)(last)
+    last.optimizer.step()
+    assert (first.steps, last.steps) == (1, int(is_patched))

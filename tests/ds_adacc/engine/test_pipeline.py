@@ -7,7 +7,7 @@ import torch
 import zoo
 from deepspeed.pipe import LayerSpec
 from launch import on_ranks, told
-from pipeline_worker import LAYERS, STEPS
+from pipeline_worker import LATER, LAYERS, STEPS
 
 from ds_adacc.engine.pipeline import layer_classes
 
@@ -62,6 +62,12 @@ def test_nothing_is_wrapped_that_is_checkpointed_already(ranks):
             "wrapped blocks": LAYERS // 2,
             "named blocks": LAYERS // 2,
         }
+
+
+@pytest.mark.parametrize("section", LATER, ids=["none", "disabled", "enabled"])
+def test_the_pipelines_function_is_that_of_its_last_engine(ranks, section):
+    for rank in ranks:
+        assert rank["a later engine"][str(section)] == [True, section == LATER[2]]
 
 
 def test_the_layers_of_all_stages_are_known_by_the_classes_that_were_compiled():

@@ -9,7 +9,11 @@ from translator import Translator
 
 import ds_adacc
 from ds_adacc import checkpointing
+from ds_adacc.compact.linear import serve
+from ds_adacc.compact.shared import Shared
+from ds_adacc.config import ConfigError
 from ds_adacc.engine import api as engine
+from ds_adacc.engine.engine_methods import compiling_blocks_first
 from ds_adacc.runtime.find_blocks import find_blocks
 
 OFF = {"adacc": {"enabled": False}}
@@ -111,3 +115,57 @@ def test_layers_that_two_models_share_stay_with_the_engine_of_the_first(initiali
     initialize(critic, config)
     assert set(wrapped(actor)) >= set(before) == {f"layers.{name}" for name in find_blocks(layers, "auto")}
     assert checkpointing._default.is_lent and served.adacc.runtime is not None
+
+
+@pytest.mark.parametrize("later", [OFF, {"adacc": {"blocks": ["Experts"]}}, {"adacc": {}}], ids=["off", "other", "on"])
+def test_an_earlier_engine_compiles_no_blocks_of_the_last_one(initialize, later):
+    first = initialize(model := Translator(), {"adacc": {}})
+    last = initialize(model, later)
+    before = {name: module.forward for name, module in model.named_modules()}
+    compiled = []
+
+    def compile(backend="aot_eager", compile_kwargs=None, compiled_autograd_enabled=False):
+        compiled.append(backend)
+
+    first.is_compiled, first.is_deepcompile_enabled = False, lambda: False
+    compiling_blocks_first(first, compile)(compile_kwargs={})
+    assert {name: module.forward for name, module in model.named_modules()} == before
+    assert compiled == ["aot_eager"]
+    assert wrapped(model) == ([] if later is OFF else list(last.adacc.blocks))
+
+
+@pytest.mark.parametrize("config", [{}, OFF, {"adacc": {}}, {"adacc": {"compact": {}}}], ids=str)
+def test_layers_that_compact_has_changed_train_under_no_other_engine(initialize, config):
+    first = initialize(model := Translator(), {"adacc": {}})
+    before = wrapped(model)
+    name, layer = next((name, each) for name, each in model.named_modules() if type(each) is nn.Linear)
+    serve(layer, 2, Shared(1))
+    said = rf"adacc\.compact: an earlier engine has changed the layer '{name}' of this model.* load the state dict"
+    with pytest.raises(ConfigError, match=said):
+        initialize(model, {**config, "optimizer": {"type": "AdamW"}})
+    if config in (OFF, {"adacc": {}}):
+        other = Engine(model)
+        other.basic_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with pytest.raises(ConfigError, match=said):
+            ds_adacc.attach(other, config)
+    assert wrapped(model) == before and checkpointing._default.runtime is first.adacc.runtime
+    Translator().load_state_dict(model.state_dict())
+
+
+def test_an_engine_that_only_evaluates_may_have_a_model_that_compact_has_changed(initialize):
+    model = Translator()
+    serve(next(module for module in model.modules() if type(module) is nn.Linear), 2, Shared(1))
+    assert initialize(model, {"adacc": {}}).adacc.blocks
+    assert ds_adacc.attach(Engine(model), OFF) is None
+
+
+@pytest.mark.parametrize("later", [OFF, {"adacc": {}}], ids=["off", "on"])
+def test_an_engine_without_blocks_names_the_later_one_as_the_reason(initialize, later, caplog):
+    first = initialize(model := Translator(), {"adacc": {}})
+    last = initialize(model, later)
+    first.adacc.end_step()
+    assert "no effect in this engine, as a later engine of its model decides how the blocks run" in caplog.text
+    assert "adacc.blocks" not in caplog.text
+    if later is not OFF:
+        last.adacc.end_step()
+        assert "none of the 5 blocks found" in caplog.text

@@ -315,7 +315,7 @@ def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     step(runs, [Numbered()])
     assert (
         "a plan of simple rules is in force, which keeps the budget but may be slower than the solver's. The reason: "
-        "late. If that is a lack of time and comes often, raise adacc.solver.max_seconds (now 5.0)" in caplog.text
+        "late. If that is a lack of time, raise adacc.solver.max_seconds (now 5.0)" in caplog.text
     )
 
 

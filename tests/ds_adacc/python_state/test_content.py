@@ -39,6 +39,20 @@ def test_the_users_own_modules_are_not_libraries():
     assert not is_library("__main__") and not is_library(None) and not is_library(__name__)
 
 
+def test_what_runs_as_main_is_no_library_though_an_installed_package_has_started_it(package, nothing_known):
+    """The user's script may run under the same name."""
+    package("__main__", is_namespace=False)
+    assert not is_library("__main__") and not is_library(None)
+
+
+@pytest.fixture
+def nothing_known():
+    """No package has been looked at."""
+    content._is_installed.cache_clear()
+    yield
+    content._is_installed.cache_clear()
+
+
 @pytest.fixture
 def elsewhere(monkeypatch):
     """DeepSpeed lies in a clone of its repository, as after `pip install -e DeepSpeed`."""

@@ -123,13 +123,24 @@ def tangents(x):
     return output + tangent
 
 
+def quantized(x):
+    return x * torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8).dequantize()
+
+
+def shaped_by_meta(x):
+    return F.gelu(x) * (x.to("meta") @ torch.empty(4, 5, device="meta")).shape[-1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize(
     ("activation", "reason"),
     [
         (tangents, "it handles a tensor of zeros without memory, as torch.func.jvp makes them"),
         (torch.jit.script(nn.GELU()), "it has a module of TorchScript (RecursiveScriptModule), whose code cannot"),
+        (quantized, "it handles a quantized tensor"),
+        (shaped_by_meta, "it handles a tensor without data, on the device 'meta'"),
     ],
-    ids=["jvp", "TorchScript"],
+    ids=["jvp", "TorchScript", "quantized", "meta"],
 )
 def test_what_cannot_be_recorded_runs_under_plain_autograd(activation, reason, caplog):
     block, args = Activated(activation), (torch.randn(2, 3, 4, requires_grad=True),)
@@ -138,6 +149,38 @@ def test_what_cannot_be_recorded_runs_under_plain_autograd(activation, reason, c
         ours = zoo.gradients(block, args, {}, lambda x: runtime.checkpoint(block, x))
         zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
     assert caplog.text.count(f"runs without ds_adacc, under plain autograd: {reason}") == 1
+
+
+class Holding(nn.Module):
+    """A layer that reads a tensor: a buffer of its own, or an argument."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.layer, self.held = nn.Linear(4, 4), held
+
+    def forward(self, x, given=None):
+        other = self.held if given is None else given
+        factor = other.dequantize().mean() if other.is_quantized else other.shape[-1]
+        return F.gelu(self.layer(x)).sin().cos() * factor
+
+
+ODD = {
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.empty(3, 4, device="meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("is_given", [False, True])
+def test_odd_tensors_from_elsewhere_leave_the_gradients_those_of_plain_autograd(kind, is_given):
+    odd = ODD[kind]()
+    block = Holding(None if is_given else odd)
+    args = (torch.randn(2, 3, 4, requires_grad=True), *([odd] if is_given else []))
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.95, "codecs": "none"}}))
+    for _ in range(3):
+        ours = zoo.gradients(block, args, {}, lambda *given: runtime.checkpoint(block, *given))
+        zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
 
 
 def test_a_transform_that_torch_runs_under_no_hooks_is_named():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ds_adacc.report import journal
 from ds_adacc.report.journal import Journal, JournalError, default_path, folder, latest, read
 
 
@@ -166,3 +167,15 @@ def test_the_latest_is_the_run_that_began_last(monkeypatch, tmp_path):
     os.utime(later, (0, 0))
     (later.parent / "z").touch()
     assert latest() == later
+
+
+def test_the_oldest_journals_give_way_to_new_ones(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(journal, "_KEPT", 3, raising=False)
+    paths = [default_path(datetime(2026, 3, day), 1) for day in range(1, 6)]
+    folder().mkdir(parents=True)
+    for path in (*paths, folder() / "notes.txt"):
+        path.touch()
+    Journal.of_this_run().write("start", text="x")
+    assert read(latest())[0]["text"] == "x"
+    assert sorted(folder().iterdir()) == sorted([*paths[-2:], latest(), folder() / "notes.txt"])

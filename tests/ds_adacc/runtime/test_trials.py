@@ -237,7 +237,8 @@ def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_ta
     assert controller.plan.peak > controller.plan.budget
     (warning,) = [r.getMessage() for r in caplog.records if "no plan is known that fits" in r.getMessage()]
     assert re.fullmatch(
-        "no plan is known that fits the budget: adacc.solver.max_seconds: the solver found no policy in 1.5 seconds. "
+        "no plan is known that fits the budget: the solver found no policy in 1.5 seconds. "
+        r"If that is a lack of time, raise adacc.solver.max_seconds \(now [\d.]+\). "
         r"New policies are in force, with a peak of [\d.]+ .iB, above the budget. "
         r'"memory_budget": 0\.\d+ would allow it. A smaller micro-batch needs less',
         warning,
