@@ -225,14 +225,15 @@ class StepController:
                 self.choose_policies(self.agreement.known_types)
 
     def _next_step(self) -> Step:
-        if self.plan is None:
-            self._is_quiet, purpose = False, Purpose.OBSERVE
-        else:
+        purpose = Purpose.OBSERVE if self.plan is None else self.schedule.next_purpose(self.tracks)
+        # All ranks communicate at the end of a step for which anything is due. So what this rank alone has not observed
+        # must not decide whether the next step is one: it is observed only where nothing is due.
+        self._is_quiet = purpose is Purpose.RUN
+        if self._is_quiet:
             is_unsettled = self.observation is None or self.is_waiting or self.waiting.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
-            self._is_quiet = not self.schedule.is_anything_due(self.tracks)
-            purpose = self.schedule.next_purpose(self.tracks, is_unsettled)
+            purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
 
