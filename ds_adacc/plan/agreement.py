@@ -104,8 +104,8 @@ class Agreement:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
         self.moved |= self.forward_order.learn(seen, self.known_types.keys())
         for digest in seen.digests & self.known_types.keys():
-            known, each = self.known_types[digest], seen.calls_per_block(digest)
-            known.calls_per_block = _shared(known.count, seen.calls_of(digest) // each)
+            known = self.known_types[digest]
+            known.calls_per_block = _shared(known.count, seen.equal_blocks(digest))
 
     def note_alive(self, digest: str, alive: int, blocks: int) -> None:
         """Note for the next plan that calls in so many blocks were `alive` at once.
