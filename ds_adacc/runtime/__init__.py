@@ -6,8 +6,7 @@ Plans are made and changed between two steps.
 * `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
   told;
 * `planned_calls`: runs any other call under its policy, with hooks if it has to;
-* `given_inputs`: which inputs several calls of one forward hold; `shared_inputs`: what no rank may do alone while
-  ranks hold shares of them;
+* `given_inputs`: which inputs several calls of one forward hold;
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run; `seen_lengths`: between which
   lengths each block was;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;

@@ -46,7 +46,6 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import RuntimeState
-from ds_adacc.runtime.shared_inputs import refuse_alone
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -188,7 +187,7 @@ class Runtime:
 
     def _fall_back_to_other_thread(self, block: Block) -> None:
         if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
-            refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
+            self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
         self.warnings.fallen_back(block, _OTHER_THREAD)
 
     def _record_or_run(self, incoming: Incoming) -> Any:
@@ -198,7 +197,7 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
-                refuse_alone(incoming.block, Watch.refusal(), self.agreement.inputs)
+                self.agreement.inputs.refuse_alone(incoming.block.name, Watch.refusal())
                 self.warnings.fallen_back(incoming.block, reason)
                 return incoming.call.run()
         return self._planned.run(incoming, variant)
