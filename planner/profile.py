@@ -196,7 +196,7 @@ class Strictness:
     factors: tuple[float, ...]
     stale_errors: tuple[float, ...]
 
-    def of(self, profile: Profile) -> Profile:
+    def applied_to(self, profile: Profile) -> Profile:
         """The profile with the gradient errors of these blocks."""
         codecs = tuple(
             tuple(

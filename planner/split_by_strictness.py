@@ -26,7 +26,7 @@ def split(problem: Problem) -> Problem:
         called = {kind: f"{block_type.name}/{number}" for number, kind in enumerate(kinds)}
         names[block_type.name] = [called[kind] for kind in of_blocks]
         for kind in kinds:
-            profile = block_type.profile if kind is None else kind.of(block_type.profile)
+            profile = block_type.profile if kind is None else kind.applied_to(block_type.profile)
             count = block_type.calls_per_block * of_blocks.count(kind)
             block_types.append(BlockType(called[kind], profile, count, block_type.calls_per_block))
     following = {name: iter(each) for name, each in names.items()}

@@ -190,7 +190,7 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
     peaks = []
     for group in groups:
         block_types = (
-            replace(block_type, profile=excess.get(block_type.name, Correction()).of(block_type.profile))
+            replace(block_type, profile=excess.get(block_type.name, Correction()).applied_to(block_type.profile))
             for block_type in group.problem.block_types
         )
         corrected = replace(group.problem, block_types=tuple(block_types))

@@ -281,7 +281,9 @@ class Adopter:
     def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
         profile = self._agreement.profile_of(known)
-        return relative.correction.of(self._agreement.outlier_prices.of(profile, known, relative.capacity))
+        return relative.correction.applied_to(
+            self._agreement.outlier_prices.at_capacity(profile, known, relative.capacity)
+        )
 
     def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""

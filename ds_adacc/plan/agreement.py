@@ -231,7 +231,7 @@ class Agreement:
 
         None: as they are held now.
         """
-        profile = known.profile if self.approvals.max_error is None else known.errors.of(known.profile)
+        profile = known.profile if self.approvals.max_error is None else known.errors.applied_to(known.profile)
         return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:

@@ -33,7 +33,7 @@ class Correction:
         """This correction without its negative parts."""
         return Correction(max(self.forward, 0), max(self.backward or 0, 0))
 
-    def of(self, profile: planner.Profile) -> planner.Profile:
+    def applied_to(self, profile: planner.Profile) -> planner.Profile:
         """The profile with these bytes added."""
         graph = profile.graph
         more = self.backward or 0

@@ -27,7 +27,9 @@ class OutlierPrices:
         codec = self._codecs.make(name, cpu, torch.zeros(capacity, dtype=torch.long, device=cpu))
         return codec.payload_bytes(flat(value).size, value.geometry.dtype)
 
-    def of(self, profile: planner.Profile, known: KnownType | None, capacity: Mapping[int, int]) -> planner.Profile:
+    def at_capacity(
+        self, profile: planner.Profile, known: KnownType | None, capacity: Mapping[int, int]
+    ) -> planner.Profile:
         """The profile at these capacities, by value. That of a block type that this rank has not run stays as it is."""
         if known is None:
             return profile

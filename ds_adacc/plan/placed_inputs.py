@@ -26,4 +26,4 @@ def with_placed_inputs(profile: planner.Profile, recording: Recording, placement
     if not backward:
         return profile
     counted = replace(profile, graph=replace(profile.graph, values=tuple(values)))
-    return Correction(forward, backward).of(counted)
+    return Correction(forward, backward).applied_to(counted)

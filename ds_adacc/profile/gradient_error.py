@@ -28,7 +28,7 @@ class CodecErrors:
     coarsest: Mapping[int, tuple[str, float, float]] = field(default_factory=dict)
     stale: Mapping[int, float] = field(default_factory=dict)
 
-    def of(self, profile: planner.Profile) -> planner.Profile:
+    def applied_to(self, profile: planner.Profile) -> planner.Profile:
         """The profile with these errors. A finer codec of a value is taken to err less in proportion.
 
         A lossy codec of a value without a finite error is no longer on offer.

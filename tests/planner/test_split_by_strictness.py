@@ -54,7 +54,7 @@ def test_each_block_keeps_the_bound_by_its_own_errors(order):
         (policies,) = solution.policies
         assert solution.peak == peak_bytes(asked, solution.policies)
         for kind, chosen in zip(asked.block_types[0].strictness, policies, strict=True):
-            assert gradient_error(PROFILE if kind is None else kind.of(PROFILE), chosen) <= BOUND
+            assert gradient_error(PROFILE if kind is None else kind.applied_to(PROFILE), chosen) <= BOUND
         assert policies[3].stores[2] != "int4" != policies[1].stores[2]
     free = replace(asked, block_types=(BlockType("block", PROFILE, 4),))
     assert solve_in_process(free, least.peak + 400, max_seconds=60).added_seconds <= solved.added_seconds

@@ -34,7 +34,7 @@ def test_a_correction_counts_in_forward_and_at_every_event_of_backward():
         forward_overhead=3,
     )
     profile = planner.Profile(graph, (), ((),))
-    more, less = (correction.of(profile).graph for correction in (Correction(2, 7), Correction(-9, -2)))
+    more, less = (correction.applied_to(profile).graph for correction in (Correction(2, 7), Correction(-9, -2)))
     assert (more.forward_overhead, [event.gradient_bytes for event in more.events]) == (5, [12, 7])
     assert (less.forward_overhead, [event.gradient_bytes for event in less.events]) == (0, [3, 0])
     assert [event.made_bytes for event in (*more.events, *less.events)] == [4, 0, 3, 0], "a part of the gradients"

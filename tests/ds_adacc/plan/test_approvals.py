@@ -118,7 +118,7 @@ def test_a_block_rejected_again_and_again_is_planned_without_lossy_codecs():
         assert approvals.strictness("a", 1) == () or approvals.strictness("a", 1)[0].factors[1] < HOPELESS
         approvals.judge([[(("a", 0), rejected())]])
     (strict,) = approvals.strictness("a", 1)
-    assert not any(cost.error for costs in strict.of(PROFILE).codecs for cost in costs)
+    assert not any(cost.error for costs in strict.applied_to(PROFILE).codecs for cost in costs)
 
 
 def test_rejections_count_until_a_policy_is_approved():

@@ -294,7 +294,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     (block_type,) = runs.agreement.known_types.values()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
-        resized = runs.agreement.outlier_prices.of(block_type.profile, block_type, {index: capacity})
+        resized = runs.agreement.outlier_prices.at_capacity(block_type.profile, block_type, {index: capacity})
         sizes = {cost.codec: cost.nbytes for cost in resized.codecs[index]}
         # Two rows of 256: codes, scales of groups of 128, raw channels in float32, their indices.
         assert sizes == {"outlier": 256 + 16 + 12 * capacity, "outlier8": 512 + 16 + 12 * capacity}

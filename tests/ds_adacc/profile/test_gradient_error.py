@@ -41,7 +41,7 @@ def test_each_value_is_measured_under_its_coarsest_codec(name):
 
 def test_finer_codecs_err_less_in_proportion_and_lossless_ones_not_at_all():
     known = met("gpt")
-    profile = known.errors.of(known.profile)
+    profile = known.errors.applied_to(known.profile)
     for index, costs in enumerate(profile.codecs):
         assert [cost.codec for cost in costs] == [cost.codec for cost in known.profile.codecs[index]]
         for cost in costs:
@@ -57,7 +57,7 @@ def test_a_value_without_a_measured_error_is_offered_no_lossy_codec():
     index, (codec, error, _) = next(iter(known.errors.coarsest.items()))
     hopeless = CodecErrors({index: (codec, error, HOPELESS)})
     for errors in (CodecErrors(), hopeless):
-        left = {cost.codec for costs in errors.of(known.profile).codecs for cost in costs}
+        left = {cost.codec for costs in errors.applied_to(known.profile).codecs for cost in costs}
         assert left == {"bits"}
 
 
@@ -73,7 +73,7 @@ def test_a_value_that_several_operators_read_is_measured_once_without_replays(mo
 
 def test_so_it_is_where_a_policy_is_above_the_bound(monkeypatch):
     known, asked = met("gpt"), []
-    profile = known.errors.of(known.profile)
+    profile = known.errors.applied_to(known.profile)
     lossy = next(cost.codec for cost in profile.codecs[0] if not cost.lossless)
     together = dict.fromkeys(range(3), ((0,), ()))
     monkeypatch.setitem(vars(profile.graph), "read_together", together)
@@ -114,7 +114,7 @@ class Scripted:
 
 def test_a_policy_within_the_bound_is_measured_once():
     known = met("gpt")
-    profile = known.errors.of(known.profile)
+    profile = known.errors.applied_to(known.profile)
     policy = planner.compress_policy(profile)
     measure = Scripted(0.05, {})
     found = measure_policy(measure, profile, policy, lambda chosen: chosen, max_error=0.1)
@@ -123,7 +123,7 @@ def test_a_policy_within_the_bound_is_measured_once():
 
 def test_above_the_bound_each_value_is_measured_alone_and_what_is_not_explained_is_laid_on_all():
     known = met("gpt", codecs={"gelu": "group", "linear": "group"})
-    profile = known.errors.of(known.profile)
+    profile = known.errors.applied_to(known.profile)
     policy = planner.compress_policy(profile)
     lossy = policy.lossy_values(profile)
     assert len(lossy) == 2
@@ -134,16 +134,16 @@ def test_above_the_bound_each_value_is_measured_alone_and_what_is_not_explained_
     assert found.error == together
     factors = found.strictness.factors
     assert factors[lossy[0]] == pytest.approx(6) and factors[lossy[1]] == pytest.approx(1)
-    assert planner.gradient_error(found.strictness.of(profile), policy) == pytest.approx(together, rel=1e-6)
+    assert planner.gradient_error(found.strictness.applied_to(profile), policy) == pytest.approx(together, rel=1e-6)
 
 
 def test_nan_is_never_approved():
     known = met("gpt", codecs={"gelu": "group", "linear": "group"})
-    profile = known.errors.of(known.profile)
+    profile = known.errors.applied_to(known.profile)
     policy = planner.compress_policy(profile)
     lossy = policy.lossy_values(profile)
     found = measure_policy(
         Scripted(HOPELESS, dict.fromkeys(lossy, HOPELESS)), profile, policy, lambda chosen: chosen, max_error=1e9
     )
     assert found.error == HOPELESS
-    assert not any(cost.error for costs in found.strictness.of(profile).codecs for cost in costs)
+    assert not any(cost.error for costs in found.strictness.applied_to(profile).codecs for cost in costs)
