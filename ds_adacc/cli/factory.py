@@ -126,7 +126,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     finally:
         checkpointing.use(None)
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
-    if not runtime.controller.is_waiting:
+    if not runtime.controller.pending:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, names = _problem(runtime)
     agreement = runtime.agreement
@@ -162,7 +162,7 @@ def _loss(output: Any) -> torch.Tensor:
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
     """The problem, and the names of its block types in the order met: those of their first blocks."""
     runtime.agreement.budget.limit = _UNLIMITED  # this plan is not the answer: it gathers the problem
-    runtime.controller.plan_waiting()
+    runtime.controller.plan_pending()
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}

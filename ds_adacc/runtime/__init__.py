@@ -13,7 +13,8 @@ Plans are made and changed between two steps.
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
   `current_pass`: the forward and backward that run now;
-* `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
+* `step_controller`: what happens between steps, in a fixed order; `pending_live_sets`: which live sets wait for a
+  plan;
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
   tried or tracked;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;

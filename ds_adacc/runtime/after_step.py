@@ -50,7 +50,7 @@ def conclude_observation(controller: StepController) -> Mapping[str, Correction]
     types, origins = controller.agreement.known_types, controller.agreement.origins
     findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))
-    controller.waiting.add(findings.live_sets, findings.reason)
+    controller.pending.add(findings.live_sets, findings.reason)
     controller.plan_log.observed(plan, observation, controller.schedule.ended, is_corrected=bool(findings.live_sets))
     return findings.corrections
 
