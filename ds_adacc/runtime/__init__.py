@@ -19,7 +19,7 @@ Plans are made and changed between two steps.
   tried or tracked;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `saved_state`: what a checkpoint saves of the runtime and the step controller;
-* `default_runtime`: which runtime serves the calls of `ds_adacc.checkpointing`;
+* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`;
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
 

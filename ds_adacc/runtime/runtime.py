@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
@@ -95,7 +95,7 @@ class Runtime:
             )
 
     @property
-    def blocks(self) -> Registry:
+    def blocks(self) -> BlockRegistry:
         """The blocks that have run so far."""
         return self.controller.blocks
 

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.calibration import Calibration, Observation
 from ds_adacc.observe.rectifier import Review
@@ -88,7 +88,7 @@ class StepController:
 
     def _begin(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
         """Begin a run, or continue one from a saved state. `blocks` as of `restore`."""
-        self.blocks = Registry(blocks)
+        self.blocks = BlockRegistry(blocks)
         self.agreement.restore(state.agreement, self.blocks.every(), [block["indices"] for block in blocks])
         self.new_sizes = NewSizes(self.agreement)
         self.trials.take_late()  # those of the blocks before

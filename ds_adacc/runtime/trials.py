@@ -16,8 +16,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
@@ -133,7 +133,7 @@ class Trials:
         late, self.late = sorted(self.late), set()
         return late
 
-    def waiting(self, blocks: Registry) -> list[tuple[Block, Trial]]:
+    def waiting(self, blocks: BlockRegistry) -> list[tuple[Block, Trial]]:
         """The trials of policies that may not run before they are measured, which this step has not done.
 
         The blocks were not called, say, or their gradients were not finite.
