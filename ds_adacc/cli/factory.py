@@ -22,7 +22,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.runtime.compiled_blocks import refuse
+from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
@@ -109,7 +109,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     runtime = Runtime(section, stepped=True)
     try:
         blocks = find_blocks(model, section.blocks)
-        refuse(model, blocks, zero_stage=0)
+        refuse_compiled(model, blocks, zero_stage=0)
         if section.compact is not None:
             convert(model, blocks, section.compact, groups_of(model, None, None)).draw(0)
     except ValueError as error:  # a ConfigError too

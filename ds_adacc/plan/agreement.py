@@ -14,7 +14,7 @@ from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
-from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, largest
+from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, maximal
 from ds_adacc.plan.outlier_prices import OutlierPrices
 from ds_adacc.plan.passes import Passes
 from ds_adacc.plan.placed_inputs import with_placed_inputs
@@ -212,7 +212,7 @@ class Agreement:
         digests = [digest for digest in digests if digest not in lost]
         sets = (*known, *(frozenset((digest,)) for digest in digests))
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
-        return [names for names in largest(sets) if any(names <= component for component in reached)]
+        return [names for names in maximal(sets) if any(names <= component for component in reached)]
 
     def lacks_errors(self, known: KnownType) -> bool:
         """Whether this rank has yet to measure the gradient errors of the type's codecs, which are bounded."""

@@ -16,7 +16,7 @@ from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.budget_error import explained, fraction
 from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, components, largest
+from ds_adacc.plan.live_sets import LiveSet, components, maximal
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.rank_reports import (
     RankAnswer,
@@ -70,7 +70,7 @@ class Coordinator:
         agreement.approvals.forget(asked.moved)
         agreement.moved = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
-        known = largest((*agreement.live_sets_without(asked.grown), *asked.live_sets))
+        known = maximal((*agreement.live_sets_without(asked.grown), *asked.live_sets))
         touched = {name for names in components(known) if any(names & s for s in asked.live_sets) for name in names}
         reports = {
             digest: self._report(digest, capacity or {}, corrections or {})
@@ -80,7 +80,7 @@ class Coordinator:
         passes = agreement.passes.within(reports.keys())
         everyone = self._ranks.gather(RankAnswer(reports, passes, agreement.forward_order.orders, available))
         present = frozenset(digest for answer in everyone for digest in answer.reports)
-        sets, orders = largest(names & present for names in known), merge_orders([each.orders for each in everyone])
+        sets, orders = maximal(names & present for names in known), merge_orders([each.orders for each in everyone])
         plan, agreed = self._ranks.on_first(lambda: self._attempt(everyone, sets, orders, asked.reason, forgiven))
         self._warn(plan)
         agreement.forward_order.orders = orders
@@ -124,8 +124,8 @@ class Coordinator:
         fit = {names for group in plan.groups for names in group.live_sets} - unfit
         before = (names for names in self.agreement.unfit if not any(names <= planned for planned in fit))
         live = frozenset(self.agreement.agreed_types)
-        self.agreement.unfit = largest(names for names in (*before, *unfit) if names <= live)
-        self.agreement.live_sets = largest(names & live for names in set(live_sets) - unfit)
+        self.agreement.unfit = maximal(names for names in (*before, *unfit) if names <= live)
+        self.agreement.live_sets = maximal(names & live for names in set(live_sets) - unfit)
 
     def _report(
         self, digest: str, capacity: Mapping[str, Mapping[int, int]], corrections: Mapping[str, Correction]

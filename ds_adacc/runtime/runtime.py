@@ -208,7 +208,7 @@ class Runtime:
         new_sizes = self.controller.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
-        for digest in new_sizes.symbolic_types.apart(relatives):
+        for digest in new_sizes.symbolic_types.one_of_each(relatives):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
