@@ -120,6 +120,8 @@ class Runtime:
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
+        # What the call is given: `tensors` in its arguments and in what the function reaches, `inner` ones in objects
+        # among the arguments, and in the key all else. `held`, below, are those that the block's own modules hold.
         key = flatten((args, kwargs), tensors, inner)
         closure = closure_of(owner)
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
@@ -145,8 +147,8 @@ class Runtime:
                 return function(*args, **kwargs)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
-            training, given = getattr(owner, "training", None), self.controller.held_before(tensors)
-            signature = Signature(key, describe(tensors), shared, ambient(), training, given)
+            training, held_before = getattr(owner, "training", None), self.controller.held_before(tensors)
+            signature = Signature(key, describe(tensors), shared, ambient(), training, held_before)
             call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
             return self._record_or_run(Incoming(block, signature, guards, call))
         except BaseException:
