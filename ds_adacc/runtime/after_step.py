@@ -89,11 +89,11 @@ def rectify(controller: StepController) -> Review:
 
 def _repeat_trials(controller: StepController) -> None:
     """Repeat the trials later, if on any rank a policy still awaits its own."""
-    waiting = controller.trials.waiting(controller.blocks)
-    if not controller.ranks.any(bool(waiting)):
+    unfinished = controller.trials.unfinished(controller.blocks)
+    if not controller.ranks.any(bool(unfinished)):
         return
     schedule = controller.schedule = controller.schedule.with_trials_again()
-    tried = [block for block, trial in waiting if trial.has_begun]
+    tried = [block for block, trial in unfinished if trial.has_begun]
     if tried and schedule.repeats > 1:
         text = (
             "step %d: the gradient errors of %d blocks could not be measured (the first: %s), since their gradients "
