@@ -32,7 +32,7 @@ from ds_adacc.cli.factory import record
 from ds_adacc.config import load
 from ds_adacc.environment import device_name
 from ds_adacc.plan.comparison import RULES
-from ds_adacc.report.choices import named_choices
+from ds_adacc.report.decision import named_choices
 
 CODECS = ("paper", "none")
 BUDGETS = [round(0.05 * step, 2) for step in range(4, 20)]

@@ -19,8 +19,8 @@ from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.python_state.closure import name_of, with_modules
-from ds_adacc.runtime.default_runtime import DefaultRuntime
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.runtime_registry import RuntimeRegistry
 
 if TYPE_CHECKING:
     from deepspeed.runtime.activation_checkpointing.checkpointing import (
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-_default = DefaultRuntime()  # of this process; the functions of this module use it
+_registry = RuntimeRegistry()  # of this process; the functions of this module use it
 
 
 def configure(
@@ -102,22 +102,22 @@ def configure(
     section = section_of(ds_config)
     if section is not None:
         refuse_unusable(section)
-    _default.forget_dropped()
+    _registry.forget_dropped()
     if options.without_effect:
         get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
-    if section is not None and section.compact is not None and not _default.is_lent:
+    if section is not None and section.compact is not None and not _registry.has_engines:
         get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
     if section is None and SECTION not in ds_config:
         section = _default_section()
-    _default.serve_by(section, options, mpu_)
-    _default.is_set_up = True
+    _registry.configure(section, options, mpu_)
+    _registry.is_set_up = True
     if mpu_ is not None:
         _introduce(mpu_)
 
 
 def is_configured() -> bool:
     """Whether `configure` or `ds_adacc.initialize` has set up checkpointing."""
-    return _default.is_configured
+    return _registry.is_configured
 
 
 def reset() -> None:
@@ -131,7 +131,7 @@ def set_num_layers(nlayers: int) -> None:
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Set `configure`'s `partition_activations` from now on. All ranks of a tensor-parallel group must call."""
-    _default.serve_by(_default.section, _default.options.overridden(partition_activations=partition_activation))
+    _registry.configure(_registry.section, _registry.options.overridden(partition_activations=partition_activation))
     get_logger().info("partition_activations: %s", partition_activation)
 
 
@@ -174,24 +174,24 @@ def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
     several engines, a function is a block of the one whose module it reaches.
     """
     if runtime is None:
-        _default.reset()
+        _registry.reset()
     else:
-        _default.borrow(runtime, module)
+        _registry.register(runtime, module)
 
 
 def use_no_longer(runtime: Runtime) -> None:
     """Take back what `use` has done: the engine of this runtime could not be served."""
-    _default.take_back(runtime)
+    _registry.unregister(runtime)
 
 
 def own_modules(model: nn.Module) -> list[nn.Module]:
     """The model's modules, but for those of an engine that trains others too."""
-    return _default.own_modules(model)
+    return _registry.own_modules(model)
 
 
 def release(model: nn.Module) -> None:
     """Take back what `use` has done for this model: its new engine runs without ds_adacc."""
-    _default.release(model)
+    _registry.unregister_model(model)
 
 
 def turn_off() -> None:
@@ -199,31 +199,31 @@ def turn_off() -> None:
 
     Not if `configure` or another engine has set it up.
     """
-    if not _default.is_configured:
-        _default.serve_by(None)
-        _default.is_set_up = True
+    if not _registry.is_configured:
+        _registry.configure(None)
+        _registry.is_set_up = True
 
 
 def note_start() -> None:
     """Note that the program has called `ds_adacc.initialize` or `ds_adacc.attach`, whatever the section says."""
-    _default.has_started = True
+    _registry.has_started = True
 
 
 def has_started() -> bool:
     """Whether `note_start` was called in this process."""
-    return _default.has_started
+    return _registry.has_started
 
 
 def _before_configure() -> None:
     """Without `configure` and without an engine, a runtime with the default section serves."""
-    if _default.runtime is None and not _default.is_configured:
-        _default.serve_by(_default_section())
+    if _registry.runtime is None and not _registry.is_configured:
+        _registry.configure(_default_section())
 
 
 @torch._disable_dynamo
 def _warn_of_graph_around(name: str) -> None:
     _before_configure()
-    if (runtime := _default.runtime) is not None:
+    if (runtime := _registry.runtime) is not None:
         runtime.warnings.compiled_around(name)
 
 
@@ -231,7 +231,7 @@ def _warn_of_graph_around(name: str) -> None:
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _before_configure()
     owner = _layers_run_by(function) or with_modules(function, args, kwargs)
-    runtime = _default.runtime_of(owner)
+    runtime = _registry.runtime_of(owner)
     if runtime is None:
         return function(*args, **kwargs)
     return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs)
@@ -261,7 +261,7 @@ def _in_deepspeeds_form(outputs: Any) -> Any:
 
 
 def _default_section() -> AdaccConfig:
-    if not _default.is_lent:
+    if not _registry.has_engines:
         get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
     return AdaccConfig.model_validate({"codecs": "none"})
 

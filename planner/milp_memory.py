@@ -32,10 +32,6 @@ class BlockMemory:
             parts.extend(offer.nbytes * var for offer, var in self._program.compressions(index))
         return mip.xsum(parts)
 
-    def fetched(self) -> mip.LinExpr:
-        """Bytes of one call in host memory."""
-        return self._program.moved()
-
     def in_forward(self, number: int) -> mip.LinExpr:
         """Bytes alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
         parts: list[Expr] = [self._graph.forward_overhead]

@@ -212,4 +212,4 @@ class PerBlockModel:
                 if choice.run.fetched:
                     self._model += self._fetch >= choice.run.fetched * run.taken(self._model, choice)
         for block in self._last:
-            self._model += self._fetch >= block.memory.fetched()
+            self._model += self._fetch >= block.program.moved()

@@ -105,7 +105,7 @@ class UniformModel:
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
         self._held = self._total(held)
-        fetch = self._most([block.memory.fetched() for block in self._blocks])
+        fetch = self._most([block.program.moved() for block in self._blocks])
         self._model += self._held + fetch <= self._peak
         for block, own in zip(self._blocks, held, strict=True):
             block.watch(self._held - own + fetch, mip.xsum([self._peak]))

@@ -22,7 +22,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.runtime.compiled_blocks import refuse
+from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
@@ -109,7 +109,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     runtime = Runtime(section, stepped=True)
     try:
         blocks = find_blocks(model, section.blocks)
-        refuse(model, blocks, zero_stage=0)
+        refuse_compiled(model, blocks, zero_stage=0)
         if section.compact is not None:
             convert(model, blocks, section.compact, groups_of(model, None, None)).draw(0)
     except ValueError as error:  # a ConfigError too
@@ -126,7 +126,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     finally:
         checkpointing.use(None)
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
-    if not runtime.controller.is_waiting:
+    if not runtime.controller.pending:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, names = _problem(runtime)
     agreement = runtime.agreement
@@ -162,7 +162,7 @@ def _loss(output: Any) -> torch.Tensor:
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
     """The problem, and the names of its block types in the order met: those of their first blocks."""
     runtime.agreement.budget.limit = _UNLIMITED  # this plan is not the answer: it gathers the problem
-    runtime.controller.plan_waiting()
+    runtime.controller.plan_pending()
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}

@@ -13,8 +13,7 @@ from ds_adacc import planner
 from ds_adacc.cli.plan_computation import Planned
 from ds_adacc.plan.budget_error import as_key
 from ds_adacc.planner import human_bytes
-from ds_adacc.report.choices import named_choices
-from ds_adacc.report.decision import decision_of
+from ds_adacc.report.decision import decision_of, named_choices
 from ds_adacc.report.tables import baselines_grid, decision_tables, shortened, table
 
 _ROWS = 12  # of a frontier's table, beside the points in use

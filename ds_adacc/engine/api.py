@@ -31,7 +31,7 @@ from ds_adacc.profile import cache
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.compiled_blocks import refuse
+from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
@@ -175,7 +175,7 @@ def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> 
     refuse_unusable(section)
     elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
     blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
-    refuse(model, blocks, zero_stage)
+    refuse_compiled(model, blocks, zero_stage)
     return blocks
 
 

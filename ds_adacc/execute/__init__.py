@@ -6,7 +6,7 @@ the tensor when backward asks for it.
 
 The files, in the order in which a tensor meets them:
 
-* `registry`: finds the block that a callable is.
+* `block_registry`: finds the block that a callable is.
 * `block`: what is known of a block; `variant`: of its calls under one signature and guards, and their policy.
 * `course`: how calls run under a policy: what the pack hook does at each position, what backward replays.
 * `bound_policy`: ties that to a block, with the block's own codecs, parameters and replays; `bound_segment`: what one

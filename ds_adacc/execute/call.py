@@ -29,7 +29,7 @@ class Call:
     """
 
     __slots__ = (
-        *("_began", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
+        *("_first_node", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
         *("alive", "bound", "diverged", "holders"),
     )
 
@@ -50,10 +50,10 @@ class Call:
         self._on_divergence = on_divergence
         self.bound = bound
         self._offloads = None if bound.prefetcher is None else bound.prefetcher.register()
-        self.holders = _open(bound, self._offloads)
+        self.holders = _empty_holders(bound, self._offloads)
         self._noted = noted
         self._position = 0
-        self._began = torch.autograd._get_sequence_nr()
+        self._first_node = torch.autograd._get_sequence_nr()  # of those that autograd makes in the forward
         self._seen: dict[int, tuple[int, StorageWeakRef | None]] = {}
         self.diverged = False
         self.alive = alive
@@ -72,7 +72,7 @@ class Call:
             holder = self.holders[index]
             fill = holder.hold if index in bound.course.until_confirmed else holder.fill
             fill(tensor if taken is None else taken.view(tensor))
-        if not self._note(bound.course.first_states):
+        if not self._note_states(bound.course.first_states):
             self.diverge()
 
     def pack(self, tensor: torch.Tensor) -> Slot:
@@ -105,7 +105,7 @@ class Call:
             parameter = self.bound.recording.parameters[instruction.parameter]
             is_it = tensor.data_ptr() == parameter.data_ptr() + instruction.start
             slot = ParameterSlot(parameter, instruction.view) if is_it else None
-        if slot is None or (instruction.states and not self._note(instruction.states)):
+        if slot is None or (instruction.states and not self._note_states(instruction.states)):
             return self._diverging(tensor)
         for index in instruction.release:
             self.holders[index].release()  # Rule E4: all its sources are saved now
@@ -132,7 +132,7 @@ class Call:
         recording = self.bound.recording
         if not recording.runs_compiled:
             return None
-        ran = recording.graphs if recording.loses_graphs else graphs_behind(output, self._began)
+        ran = recording.graphs if recording.loses_graphs else graphs_behind(output, self._first_node)
         if ran != recording.graphs:
             self.diverged = True
             return {run.cls for run in recording.graphs}.difference(run.cls for run in ran)
@@ -151,7 +151,7 @@ class Call:
         """Let go of the holders at the end of the forward (Rule E5)."""
         self.holders, self._offloads = {}, None
 
-    def _note(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
+    def _note_states(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
         """Hold the states of random generators (Rule E14). False if they cannot be known."""
         for index, generator in states:
             if self._noted is not None:
@@ -220,7 +220,7 @@ class Call:
             self._on_divergence(self.bound, self._position)
 
 
-def _open(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
+def _empty_holders(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     """Empty holders for one call, each linked to those that it is rebuilt from (Rules E5 and E10)."""
     replays: dict[int, Replay] = {}
     holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.rank_reports import merge_capacity
@@ -40,7 +40,7 @@ class Review:
     changed: int = 0
 
 
-def judge(blocks: Registry, agreement: Agreement, ranks: Ranks) -> Verdict:
+def judge(blocks: BlockRegistry, agreement: Agreement, ranks: Ranks) -> Verdict:
     """The verdict on the outliers that a tracking step has stored in the blocks' variants. Changes nothing.
 
     Every rank must call. The step controller acts on the verdict.
@@ -49,7 +49,7 @@ def judge(blocks: Registry, agreement: Agreement, ranks: Ranks) -> Verdict:
     return ranks.on_first(lambda: _compare(merged, agreement))
 
 
-def _count(blocks: Registry, agreement: Agreement) -> dict[str, dict[int, int]]:
+def _count(blocks: BlockRegistry, agreement: Agreement) -> dict[str, dict[int, int]]:
     """The most outlier channels of any block on this rank, by block type and value. Waits for the device.
 
     They are channels of the program, so a call at an adopted size counts as one of the type that was planned: that type

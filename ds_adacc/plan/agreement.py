@@ -14,7 +14,7 @@ from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
-from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, largest
+from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, maximal
 from ds_adacc.plan.outlier_prices import OutlierPrices
 from ds_adacc.plan.passes import Passes
 from ds_adacc.plan.placed_inputs import with_placed_inputs
@@ -104,8 +104,8 @@ class Agreement:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
         self.moved |= self.forward_order.learn(seen, self.known_types.keys())
         for digest in seen.digests & self.known_types.keys():
-            known, each = self.known_types[digest], seen.calls_per_block(digest)
-            known.calls_per_block = _shared(known.count, seen.calls_of(digest) // each)
+            known = self.known_types[digest]
+            known.calls_per_block = _shared(known.count, seen.equal_blocks(digest))
 
     def note_alive(self, digest: str, alive: int, blocks: int) -> None:
         """Note for the next plan that calls in so many blocks were `alive` at once.
@@ -212,7 +212,7 @@ class Agreement:
         digests = [digest for digest in digests if digest not in lost]
         sets = (*known, *(frozenset((digest,)) for digest in digests))
         reached = [names for names in components(sets) if not names.isdisjoint(digests)]
-        return [names for names in largest(sets) if any(names <= component for component in reached)]
+        return [names for names in maximal(sets) if any(names <= component for component in reached)]
 
     def lacks_errors(self, known: KnownType) -> bool:
         """Whether this rank has yet to measure the gradient errors of the type's codecs, which are bounded."""

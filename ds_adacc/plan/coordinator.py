@@ -16,7 +16,7 @@ from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.budget_error import explained, fraction
 from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, components, largest
+from ds_adacc.plan.live_sets import LiveSet, components, maximal
 from ds_adacc.plan.plan import Orders, Plan, PlanRequest
 from ds_adacc.plan.rank_reports import (
     RankAnswer,
@@ -65,28 +65,34 @@ class Coordinator:
         index is forgotten. If it is forgiven, policies take the solver's place as `solve` says, with a warning.
         """
         agreement = self.agreement
+        # 1. What does any rank ask for?
         own = RankRequest(frozenset(live_sets), frozenset(agreement.grown), frozenset(agreement.moved), reason)
         asked = merge_requests(self._ranks.gather(own))
         agreement.approvals.forget(asked.moved)
         agreement.moved = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
-        known = largest((*agreement.live_sets_without(asked.grown), *asked.live_sets))
-        touched = {name for names in components(known) if any(names & s for s in asked.live_sets) for name in names}
+        live = maximal((*agreement.live_sets_without(asked.grown), *asked.live_sets))
+        # 2. What does each rank know of it? Live sets that share block types share policies: all are planned together.
+        touched = {name for names in components(live) if any(names & s for s in asked.live_sets) for name in names}
         reports = {
             digest: self._report(digest, capacity or {}, corrections or {})
             for digest in sorted(touched & agreement.known_types.keys())
         }
-        available = None if device is None else available_bytes(device, self._recomputed(known), agreement.budget.peak)
+        available = None
+        if device is not None:
+            available = available_bytes(device, self._recomputed_peak(live), agreement.budget.peak)
         passes = agreement.passes.within(reports.keys())
         everyone = self._ranks.gather(RankAnswer(reports, passes, agreement.forward_order.orders, available))
+        # 3. The first rank solves. Block types that no rank has any more are left out.
         present = frozenset(digest for answer in everyone for digest in answer.reports)
-        sets, orders = largest(names & present for names in known), merge_orders([each.orders for each in everyone])
-        plan, agreed = self._ranks.on_first(lambda: self._attempt(everyone, sets, orders, asked.reason, forgiven))
+        sets, orders = maximal(names & present for names in live), merge_orders([each.orders for each in everyone])
+        plan, agreed = self._ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven))
+        # 4. Every rank puts the same policies in force.
         self._warn(plan)
         agreement.forward_order.orders = orders
         agreement.budget.limit = max(plan.budget, agreement.budget.limit or 0)
         agreement.set_agreed(agreed)
-        self._remember((*(names for names in known if not names & touched), *sets), plan)
+        self._remember((*(names for names in live if not names & touched), *sets), plan)
         return plan
 
     def _warn(self, plan: Plan) -> None:
@@ -121,8 +127,8 @@ class Coordinator:
         fit = {names for group in plan.groups for names in group.live_sets} - unfit
         before = (names for names in self.agreement.unfit if not any(names <= planned for planned in fit))
         live = frozenset(self.agreement.agreed_types)
-        self.agreement.unfit = largest(names for names in (*before, *unfit) if names <= live)
-        self.agreement.live_sets = largest(names & live for names in set(live_sets) - unfit)
+        self.agreement.unfit = maximal(names for names in (*before, *unfit) if names <= live)
+        self.agreement.live_sets = maximal(names & live for names in set(live_sets) - unfit)
 
     def _report(
         self, digest: str, capacity: Mapping[str, Mapping[int, int]], corrections: Mapping[str, Correction]
@@ -134,7 +140,7 @@ class Coordinator:
         correction = corrections.get(digest)
         return RankReport(profile, known.count, known.calls_per_block, channels, correction, shares_inputs)
 
-    def _recomputed(self, live_sets: Iterable[LiveSet]) -> int:
+    def _recomputed_peak(self, live_sets: Iterable[LiveSet]) -> int:
         """Predicted peak bytes of this rank's blocks if they recompute all that they can."""
         own = {
             digest: planner.BlockType(digest, self.agreement.profile_of(block_type), block_type.count)
@@ -144,7 +150,7 @@ class Coordinator:
         problems = (planner.Problem(block_types) for block_types in sets if block_types)
         return max((planner.everywhere(planner.recompute_policy, each).peak for each in problems), default=0)
 
-    def _attempt(
+    def _solve(
         self,
         everyone: Sequence[RankAnswer],
         live_sets: Sequence[LiveSet],

@@ -35,14 +35,10 @@ class ForwardPass:
         """The blocks of this type in the order of their first calls."""
         return list(dict.fromkeys(block for name, block in self.calls if name == digest))
 
-    def calls_of(self, digest: str) -> int:
-        """How many calls there were of blocks of this type."""
-        return sum(name == digest for name, _ in self.calls)
-
-    def calls_per_block(self, digest: str) -> int:
-        """How often each block of this type was called. If that differs between blocks, the number of all calls."""
-        each = Counter(id(block) for name, block in self.calls if name == digest)
-        return each.popitem()[1] if len(set(each.values())) == 1 else each.total()
+    def equal_blocks(self, digest: str) -> int:
+        """How many blocks of this type were called, if each was called equally often; else 1."""
+        calls = Counter(id(block) for name, block in self.calls if name == digest)
+        return len(calls) if len(set(calls.values())) == 1 else 1
 
 
 class ForwardOrder:

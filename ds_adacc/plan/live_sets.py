@@ -101,13 +101,13 @@ class Component:
 
     def peak_of(self, policies: Sequence[TypePolicies]) -> int:
         """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
-        return max(planner.peak_bytes(one, chosen) for one, chosen in self.apart(policies))
+        return max(planner.peak_bytes(one, chosen) for one, chosen in self.by_live_set(policies))
 
     def seconds_of(self, policies: Sequence[TypePolicies]) -> float:
         """Seconds added to one forward and backward of the live set to which they add the most."""
-        return max(planner.added_seconds(one, chosen) for one, chosen in self.apart(policies))
+        return max(planner.added_seconds(one, chosen) for one, chosen in self.by_live_set(policies))
 
-    def apart(self, policies: Sequence[TypePolicies]) -> Iterator[tuple[planner.Problem, list[TypePolicies]]]:
+    def by_live_set(self, policies: Sequence[TypePolicies]) -> Iterator[tuple[planner.Problem, list[TypePolicies]]]:
         """Each live set as a problem of its own, with the policies of its block types."""
         chosen = {block_type.name: of_type for block_type, of_type in zip(self.block_types, policies, strict=True)}
         for one in map(self._part, self.live_sets):
@@ -133,7 +133,7 @@ def components(live_sets: Iterable[Collection[str]]) -> list[LiveSet]:
     return sorted(found, key=sorted)
 
 
-def largest(live_sets: Iterable[LiveSet]) -> tuple[LiveSet, ...]:
+def maximal(live_sets: Iterable[LiveSet]) -> tuple[LiveSet, ...]:
     """The live sets that are part of no other, sorted."""
     distinct = set(live_sets) - {frozenset()}
     return tuple(sorted((s for s in distinct if not any(s < other for other in distinct)), key=sorted))

@@ -88,7 +88,7 @@ class Group(Component):
 
     def unfit(self, budget: int) -> list[LiveSet]:
         """The live sets whose predicted peak is above so many bytes."""
-        each = zip(self.live_sets, self.apart(self.solution.policies), strict=True)
+        each = zip(self.live_sets, self.by_live_set(self.solution.policies), strict=True)
         return [names for names, (one, chosen) in each if planner.peak_bytes(one, chosen) > budget]
 
 

@@ -65,7 +65,7 @@ class SymbolicTypes:
         """The program of which this block type is a size; None if it is not known."""
         return None if digest is None else self._types.get(digest)
 
-    def apart(self, digests: Iterable[str]) -> list[str]:
+    def one_of_each(self, digests: Iterable[str]) -> list[str]:
         """Of each known program, the first of these block types. A program in which fewer sizes vary comes first.
 
         Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
@@ -79,7 +79,7 @@ class SymbolicTypes:
 
     def like(self, digests: Iterable[str], example: Example) -> str | None:
         """The first of these block types whose program the recording is at other sizes; None if it is of none."""
-        return next((each for each in self.apart(digests) if self._types[each].program.is_of(example)), None)
+        return next((each for each in self.one_of_each(digests) if self._types[each].program.is_of(example)), None)
 
     def profile(self, like: str | None, example: Example) -> planner.Profile | None:
         """The profile of a recording, which is the program of `like` at other sizes, if two of them were measured."""
@@ -125,7 +125,7 @@ class SymbolicTypes:
         One of them is the program of the example, and was predicted wrongly once. Where nothing was, the constants may
         be those of a few branches, each for a range of sizes.
         """
-        known = (self._types[digest] for digest in self.apart(digests))
+        known = (self._types[digest] for digest in self.one_of_each(digests))
         return any(each.was_mistaken and each.program.is_of(example) for each in known)
 
     def refute(self, digests: Iterable[str], constants: Iterable[tuple[float, ...]]) -> None:

@@ -2,8 +2,7 @@
 
 In: the plan, what was recorded of the blocks, and what was observed of a step. Out: text, and lines of JSON.
 
-* choices.py: what a policy does with each value, in words
-* decision.py: what a plan does with the values of one block type, as plain data
+* decision.py: what a policy does with each value, in words; what a plan decides for a block type, as plain data
 * screen.py: the part of a plan's tables that fits on a screen
 * tables.py: tables of at most 80 columns, by Rich
 * plan_text.py: the plan for the log and for the journal

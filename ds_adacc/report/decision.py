@@ -1,4 +1,7 @@
-"""What a plan does with the values of one block type, as plain data: the journal holds it, tables show it."""
+"""What a policy does with each value, in words; and what a plan decides for a block type, as plain data.
+
+The journal holds that data, and tables show it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,23 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ds_adacc import planner
-from ds_adacc.report.choices import choices
 
 if TYPE_CHECKING:  # a journal is shown without torch
     from ds_adacc.program.recording import Recording
+
+RECOMPUTE = "recompute"
+
+
+def choices(profile: planner.Profile, policy: planner.Policy) -> list[str | None]:
+    """For each value its store in the policy, "recompute", or None if backward does not need it."""
+    rebuilt = {value for op in profile.graph.replayed(policy.stores) for value in profile.graph.ops[op].outputs}
+    return [store or (RECOMPUTE if value in rebuilt else None) for value, store in enumerate(policy.stores)]
+
+
+def named_choices(profile: planner.Profile, policy: planner.Policy, names: Sequence[str]) -> dict[str, str]:
+    """The choices by these names of the values. Values without bytes of their own, or not needed, are left out."""
+    triples = zip(names, profile.graph.values, choices(profile, policy), strict=True)
+    return {name: choice for name, value, choice in triples if choice is not None and value.nbytes}
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,20 @@ Plans are made and changed between two steps.
 * `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
   told;
 * `planned_calls`: runs any other call under its policy, with hooks if it has to;
-* `given_inputs`: which inputs several calls of one forward hold; `shared_inputs`: what no rank may do alone while
-  ranks hold shares of them;
+* `given_inputs`: which inputs several calls of one forward hold;
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run; `seen_lengths`: between which
   lengths each block was;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
   `current_pass`: the forward and backward that run now;
-* `step_controller`: what happens between steps, in a fixed order; `waiting`: which block types wait for a plan;
+* `step_controller`: what happens between steps, in a fixed order; `pending_live_sets`: which live sets wait for a
+  plan;
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
   tried or tracked;
 * `bindings`: which policy each block runs now; `binder`: ties one block to a policy, with the codecs that it names;
 * `saved_state`: what a checkpoint saves of the runtime and the step controller;
-* `default_runtime`: which runtime serves the calls of `ds_adacc.checkpointing`;
+* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`;
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
 

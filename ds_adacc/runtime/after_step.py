@@ -51,7 +51,7 @@ def conclude_observation(controller: StepController) -> Mapping[str, Correction]
     types, origins = controller.agreement.known_types, controller.agreement.origins
     findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))
-    controller.waiting.add(findings.live_sets, findings.reason)
+    controller.pending.add(findings.live_sets, findings.reason)
     controller.plan_log.observed(plan, observation, controller.schedule.ended, is_corrected=bool(findings.live_sets))
     return findings.corrections
 
@@ -90,11 +90,11 @@ def rectify(controller: StepController) -> Review:
 
 def _repeat_trials(controller: StepController) -> None:
     """Repeat the trials later, if on any rank a policy still awaits its own."""
-    waiting = controller.trials.waiting(controller.blocks)
-    if not controller.ranks.any(bool(waiting)):
+    unfinished = controller.trials.unfinished(controller.blocks)
+    if not controller.ranks.any(bool(unfinished)):
         return
     schedule = controller.schedule = controller.schedule.with_trials_again()
-    tried = [block for block, trial in waiting if trial.has_begun]
+    tried = [block for block, trial in unfinished if trial.has_begun]
     if tried and schedule.repeats > 1:
         text = (
             "step %d: the gradient errors of %d blocks could not be measured (the first: %s), since their gradients "

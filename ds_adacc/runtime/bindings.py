@@ -8,8 +8,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
@@ -23,7 +23,7 @@ class Bindings:
     """Chooses what the variants of the blocks run, and forgets the variants that no plan needs."""
 
     def __init__(
-        self, blocks: Registry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
+        self, blocks: BlockRegistry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
     ) -> None:
         self._blocks = blocks
         self._agreement = agreement

@@ -23,7 +23,7 @@ def is_compiled(function: Callable[..., Any]) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
 
 
-def refuse(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:
+def refuse_compiled(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:
     """Raise ValueError if a graph includes more than a block: a module around the block, or ZeRO-3's hooks on it."""
     for name, module in model.named_modules():
         inside = [block for block in blocks if block != name and block.startswith(name and f"{name}.")]

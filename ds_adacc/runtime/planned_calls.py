@@ -21,7 +21,6 @@ from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.seen_programs import SeenPrograms
-from ds_adacc.runtime.shared_inputs import refuse_alone
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -58,7 +57,7 @@ class PlannedCalls:
         is_followed = self._is_to_follow(incoming, variant)
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
-            refuse_alone(block, reason, self._controller.agreement.inputs)
+            self._controller.agreement.inputs.refuse_alone(block.name, reason)
             self._warnings.fallen_back(block, reason)
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None

@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.registry import Registry
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
@@ -46,7 +46,6 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import RuntimeState
-from ds_adacc.runtime.shared_inputs import refuse_alone
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -96,7 +95,7 @@ class Runtime:
             )
 
     @property
-    def blocks(self) -> Registry:
+    def blocks(self) -> BlockRegistry:
         """The blocks that have run so far."""
         return self.controller.blocks
 
@@ -121,6 +120,8 @@ class Runtime:
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
+        # What the call is given: `tensors` in its arguments and in what the function reaches, `inner` ones in objects
+        # among the arguments, and in the key all else. `held`, below, are those that the block's own modules hold.
         key = flatten((args, kwargs), tensors, inner)
         closure = closure_of(owner)
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
@@ -146,8 +147,8 @@ class Runtime:
                 return function(*args, **kwargs)
             guards = block.last_reading.marks
             shared = aliases(tensors, [*inner, *held])
-            training, given = getattr(owner, "training", None), self.controller.held_before(tensors)
-            signature = Signature(key, describe(tensors), shared, ambient(), training, given)
+            training, held_before = getattr(owner, "training", None), self.controller.held_before(tensors)
+            signature = Signature(key, describe(tensors), shared, ambient(), training, held_before)
             call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
             return self._record_or_run(Incoming(block, signature, guards, call))
         except BaseException:
@@ -188,7 +189,7 @@ class Runtime:
 
     def _fall_back_to_other_thread(self, block: Block) -> None:
         if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
-            refuse_alone(block, _OTHER_THREAD, self.agreement.inputs)
+            self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
         self.warnings.fallen_back(block, _OTHER_THREAD)
 
     def _record_or_run(self, incoming: Incoming) -> Any:
@@ -198,7 +199,7 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
-                refuse_alone(incoming.block, Watch.refusal(), self.agreement.inputs)
+                self.agreement.inputs.refuse_alone(incoming.block.name, Watch.refusal())
                 self.warnings.fallen_back(incoming.block, reason)
                 return incoming.call.run()
         return self._planned.run(incoming, variant)
@@ -209,7 +210,7 @@ class Runtime:
         new_sizes = self.controller.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
-        for digest in new_sizes.symbolic_types.apart(relatives):
+        for digest in new_sizes.symbolic_types.one_of_each(relatives):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)

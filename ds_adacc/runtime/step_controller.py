@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.calibration import Calibration, Observation
 from ds_adacc.observe.rectifier import Review
@@ -46,11 +46,11 @@ from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.bindings import Bindings
+from ds_adacc.runtime.pending_live_sets import PendingLiveSets
 from ds_adacc.runtime.saved_state import ControllerState
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.trials import Trials
-from ds_adacc.runtime.waiting import Waiting
 
 _MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
 
@@ -87,7 +87,7 @@ class StepController:
 
     def _begin(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
         """Begin a run, or continue one from a saved state. `blocks` as of `restore`."""
-        self.blocks = Registry(blocks)
+        self.blocks = BlockRegistry(blocks)
         self.agreement.restore(state.agreement, self.blocks.every(), [block["indices"] for block in blocks])
         self.new_sizes = NewSizes(self.agreement)
         self.trials.take_late()  # those of the blocks before
@@ -100,7 +100,7 @@ class StepController:
         self.schedule = state.schedule
         if self.tracks:
             self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
-        self.waiting = Waiting(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
+        self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
@@ -172,8 +172,8 @@ class StepController:
         keeps_graph = self.step.current_pass.keeps_graph
         ran = self.step.end_pass()
         if keeps_graph:
-            self.waiting.note_kept_graph(ran)
-        if self.waiting.note(ran, self.step.is_observed_whole):
+            self.pending.note_kept_graph(ran)
+        if self.pending.note(ran, self.step.is_observed_whole):
             self.choose_policies(ran)
 
     def end_pending_pass(self) -> None:
@@ -206,10 +206,10 @@ class StepController:
                 self.plan_log.restored(self.plan, self.observation, self.schedule.ended)
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
-                self.waiting.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
-            if self._ballot.ask(self.is_waiting, self._is_quiet):
-                self.plan_waiting(self._corrections)
-            if not self.is_waiting:
+                self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
+            if self._ballot.ask(bool(self.pending), self._is_quiet):
+                self.plan_pending()
+            if not self.pending:
                 self._corrections = {}
             if self.step.purpose is Purpose.TRY:
                 conclude_trials(self)
@@ -224,39 +224,35 @@ class StepController:
                 self.choose_policies(self.agreement.known_types)
 
     def _next_step(self) -> Step:
-        if self.plan is None:
-            self._is_quiet, purpose = False, Purpose.OBSERVE
-        else:
-            is_unsettled = self.observation is None or self.is_waiting or self.waiting.wants_observation
+        purpose = Purpose.OBSERVE if self.plan is None else self.schedule.next_purpose(self.tracks)
+        # All ranks communicate at the end of a step for which anything is due. So what this rank alone has not observed
+        # must not decide whether the next step is one: it is observed only where nothing is due.
+        self._is_quiet = purpose is Purpose.RUN
+        if self._is_quiet:
+            is_unsettled = self.observation is None or bool(self.pending) or self.pending.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
-            self._is_quiet = not self.schedule.is_anything_due(self.tracks)
-            purpose = self.schedule.next_purpose(self.tracks, is_unsettled)
+            purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether block types have run together without a plan for them."""
-        return bool(self.waiting)
-
-    def plan_waiting(self, corrections: Mapping[str, Correction] | None = None) -> None:
+    def plan_pending(self) -> None:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget.
 
         A live set whose programs are planned for at another size adopts policies from that plan. If none fit, it waits.
         """
         is_first = self.plan is None
-        waiting, reason = self.waiting.take()
-        if self.agreement.undecided:
-            reason = "new shapes recorded"
-        largest, others = self.new_sizes.adopter.largest(waiting)
+        live_sets, reason = self.pending.take()
         if is_first:
             reason = "first step recorded"
-        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
+        elif self.agreement.undecided:
+            reason = "new shapes recorded"
+        largest, others = self.new_sizes.adopter.largest(live_sets)
+        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=self._corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
         adopter, passes = self.new_sizes.adopter, (largest_pass(self.agreement, names) for names in known)
-        self.waiting.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
+        self.pending.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
         self.choose_policies({name for names in known for name in names})
 
     def decide(
@@ -276,7 +272,7 @@ class StepController:
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
         self.plan, self.observation = plan, None
-        self.waiting.forget_planned()
+        self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
         self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
@@ -292,7 +288,7 @@ class StepController:
         priced at the end of its backward. So these must be known until then.
         """
         if self.step.observer is None:
-            needed = {*self.step.current_pass.called, *self.waiting.names, *self.trials.late}
+            needed = {*self.step.current_pass.called, *self.pending.names, *self.trials.late}
             self.bindings.forget_adopted(needed, _MOST_ADOPTED)
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
@@ -316,7 +312,7 @@ class StepController:
         self.choose_policies(self.agreement.known_types)
         if self.plan is not None:
             in_force = (names for group in self.plan.groups for names in group.live_sets)
-            self.waiting.all_wait(in_force, "block inputs are held in another way")
+            self.pending.add_all(in_force, "block inputs are held in another way")
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
 

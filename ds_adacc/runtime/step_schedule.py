@@ -117,24 +117,13 @@ class StepSchedule:
         interval = min(self.interval, longest)
         return replace(self, interval=interval, track_from=min(self.track_from, self.ended + interval))
 
-    def is_anything_due(self, tracks: bool) -> bool:
-        """Whether the ranks must communicate at the end of the next step; `tracks`: a rectifier is enabled."""
-        return self.tries or self.observe_in is not None or (tracks and self._is_tracking_due)
+    def next_purpose(self, tracks: bool) -> Purpose:
+        """What the next step under a plan is for, the same on all ranks: RUN if nothing is due.
 
-    def next_purpose(self, tracks: bool, is_unsettled: bool) -> Purpose:
-        """The purpose of the next step under a plan. `is_unsettled`: something on this rank has not been observed.
-
-        All ranks communicate at the end of a tracking step. So what this rank has observed must not decide whether the
-        next step is one.
+        `tracks`: whether there are tracking steps.
         """
         if self.tries:
             return Purpose.TRY
         if self.observe_in is not None:
             return Purpose.MEASURE if self.observe_in == 0 and self.measures else Purpose.OBSERVE
-        if tracks and self._is_tracking_due:
-            return Purpose.TRACK
-        return Purpose.OBSERVE if is_unsettled else Purpose.RUN
-
-    @property
-    def _is_tracking_due(self) -> bool:
-        return self.ended + 1 >= self.track_from
+        return Purpose.TRACK if tracks and self.ended + 1 >= self.track_from else Purpose.RUN

@@ -16,8 +16,8 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.registry import Registry
 from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
@@ -133,14 +133,14 @@ class Trials:
         late, self.late = sorted(self.late), set()
         return late
 
-    def waiting(self, blocks: Registry) -> list[tuple[Block, Trial]]:
+    def unfinished(self, blocks: BlockRegistry) -> list[tuple[Block, Trial]]:
         """The trials of policies that may not run before they are measured, which this step has not done.
 
         The blocks were not called, say, or their gradients were not finite.
         """
         approvals, key_of = self._agreement.approvals, self._agreement.block_key
-        waiting = [(b, r) for b, r in blocks.variants() if r.trial is not None and r.trial.result is None]
-        keys = [(block, key_of(block, variant.digest), variant.trial) for block, variant in waiting]
+        unfinished = [(b, v) for b, v in blocks.variants() if v.trial is not None and v.trial.result is None]
+        keys = [(block, key_of(block, variant.digest), variant.trial) for block, variant in unfinished]
         return [(block, trial) for block, key, trial in keys if not approvals.knows(key, trial.policy)]
 
     def results(self, step: Step) -> list[tuple[BlockKey, str, PolicyError]]:

@@ -38,7 +38,7 @@ COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
     *("broadcast", "barrier", "all_gather_object", "broadcast_object_list"),
 )
-ASKED = {Ranks: ("any", "vote", "gather", "on_first"), Coordinator: ("decide", "_attempt")}
+ASKED = {Ranks: ("any", "vote", "gather", "on_first"), Coordinator: ("decide", "_solve")}
 counted = Counter()
 
 

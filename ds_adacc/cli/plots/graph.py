@@ -13,7 +13,7 @@ from matplotlib.path import Path
 
 from ds_adacc import planner
 from ds_adacc.cli.plots.layers import Layers, Place
-from ds_adacc.report.choices import RECOMPUTE, choices
+from ds_adacc.report.decision import RECOMPUTE, choices
 from ds_adacc.report.tables import shortened
 
 _UNUSED = "not needed"

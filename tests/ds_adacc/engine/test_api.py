@@ -51,10 +51,10 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
     try:
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.checkpoint(nn.Identity(), x) is x
-        assert checkpointing._default.runtime is None
+        assert checkpointing._registry.runtime is None
         checkpointing.configure(None, {"adacc": {"codecs": "none"}})
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
-        assert checkpointing._default.runtime is not None
+        assert checkpointing._registry.runtime is not None
     finally:
         checkpointing.use(None)
 
@@ -170,7 +170,7 @@ def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
     votes = []
     monkeypatch.setattr(Ranks, "size", 2)
     adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
-    adacc.runtime.controller.plan_waiting = lambda corrections: votes.append("planned")
+    adacc.runtime.controller.plan_pending = lambda: votes.append("planned")
     adacc.end_step()
     assert votes == [False, False, "planned"]
 
@@ -361,7 +361,7 @@ def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
         engine.serve(served, section, blocks)
     assert not hasattr(served, "adacc")
     assert all(vars(block).items() >= checkpoints.items() for block in blocks.values())
-    assert not checkpointing._default.is_lent
+    assert not checkpointing._registry.has_engines
     assert "backward" not in vars(served)
     assert [block.forward for block in blocks.values()] == plain
     monkeypatch.setattr(engine, "patch_engine", lambda *_: None)

@@ -35,10 +35,10 @@ def test_both_ranks_ask_the_same_and_call_as_many_collectives(ranks, stage):
     assert all(one["length"] != other["length"] for one, other in zip(first, second, strict=True))
     for one, other in zip(first, second, strict=True):
         assert of(one, "purpose", "collectives") == of(other, "purpose", "collectives")
-        assert {**one["asked"], "_attempt": 0} == {**other["asked"], "_attempt": 0}
+        assert {**one["asked"], "_solve": 0} == {**other["asked"], "_solve": 0}
     for step in first:
-        assert step["asked"]["_attempt"] == step["asked"]["decide"], "the first rank alone solves"
-    assert not any(step["asked"]["_attempt"] for step in second)
+        assert step["asked"]["_solve"] == step["asked"]["decide"], "the first rank alone solves"
+    assert not any(step["asked"]["_solve"] for step in second)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -41,3 +41,8 @@ def test_blocks_that_a_pass_leaves_out_keep_their_place(passes, order, moved):
 
 def test_a_block_that_runs_as_another_type_now_gives_up_its_place():
     assert learned(seen("cd"), seen("ab", others="c")) == ("abd", {"x"})
+
+
+@pytest.mark.parametrize(("calls", "blocks"), [("abc", 3), ("aabb", 2), ("abab", 2), ("aab", 1), ("", 1)])
+def test_blocks_share_the_calls_if_each_has_as_many(calls, blocks):
+    assert seen(calls, others="def").equal_blocks("x") == blocks

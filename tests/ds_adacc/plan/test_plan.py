@@ -6,7 +6,7 @@ import pytest
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.plan.live_sets import components, largest
+from ds_adacc.plan.live_sets import components, maximal
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.plan.solve import Forgiven, solve
 
@@ -31,7 +31,7 @@ def test_sets_that_overlap_hang_together(live_sets, expected):
 
 
 def test_sets_within_others_say_nothing():
-    assert largest(sets("c", "a", "ab", "", "ab", "bc")) == tuple(sets("ab", "bc"))
+    assert maximal(sets("c", "a", "ab", "", "ab", "bc")) == tuple(sets("ab", "bc"))
 
 
 def block_type(name, mebibytes):

@@ -19,7 +19,7 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import compiling_blocks_first
 from ds_adacc.kernels.codec import FORMS
 from ds_adacc.program.nodes import graphs_behind
-from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse
+from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step_schedule import Purpose
@@ -535,7 +535,7 @@ def test_a_graph_around_checkpoint_breaks_there(caplog):
         x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
         with caplog.at_level("WARNING", logger="ds_adacc"):
             assert torch.equal(compiled(x), block(x + 1) * 2)
-        assert checkpointing._default.runtime.calls == 1
+        assert checkpointing._registry.runtime.calls == 1
         assert "blocks Activated run uncompiled" in caplog.text
     finally:
         checkpointing.reset()
@@ -561,12 +561,12 @@ def test_compiled_autograd_is_refused():
 def test_what_holds_a_block_must_not_be_compiled():
     model = stack()
     blocks = find_blocks(model, "auto")
-    refuse(model, blocks, 3)
+    refuse_compiled(model, blocks, 3)
     model.blocks.compile(backend="aot_eager")
     with pytest.raises(
         ValueError, match=r"blocks \(ModuleList\) is compiled as a whole, and the block blocks\.0 with it"
     ):
-        refuse(model, blocks, 0)
+        refuse_compiled(model, blocks, 0)
     config = {"adacc": {}, "train_batch_size": 1}
     with pytest.raises(
         ValueError, match=r"the model \(Stack\) is compiled as a whole, and the block _orig_mod\.blocks\.0"
@@ -577,9 +577,9 @@ def test_what_holds_a_block_must_not_be_compiled():
 def test_the_hooks_of_zero_3_must_not_be_compiled():
     model = stack()
     in_place(model)
-    refuse(model, find_blocks(model, "auto"), 2)
+    refuse_compiled(model, find_blocks(model, "auto"), 2)
     with pytest.raises(ValueError, match=r"the block blocks\.0 is compiled in place, and the hooks of ZeRO-3 with it"):
-        refuse(model, find_blocks(model, "auto"), 3)
+        refuse_compiled(model, find_blocks(model, "auto"), 3)
 
 
 def test_blocks_are_compiled_once():

@@ -199,11 +199,11 @@ def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
         total = total + x.sum()
     total.backward()
     controller.end_backward()
-    assert controller.is_waiting and controller.waiting.names <= training.agreement.origins.keys()
+    assert controller.pending and controller.pending.names <= training.agreement.origins.keys()
     for time in range(6, 16):
         training.micro_batch(time)
     training.adacc.end_step()
-    assert controller.plan is not plan and not controller.is_waiting
+    assert controller.plan is not plan and not controller.pending
 
 
 @pytest.mark.usefixtures("equal_times")
@@ -223,7 +223,7 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         total.backward()
         controller.end_backward()
         agreed = [agreement.agreed_types.get(name) for name in ran]
-        if not controller.is_waiting and None not in agreed:
+        if not controller.pending and None not in agreed:
             priced += 1
             assert estimated_peak(agreement, agreed) <= agreement.budget.limit
         training.adacc.end_step()

@@ -7,7 +7,7 @@ from two_programs import TwoPrograms
 
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
-from ds_adacc.runtime import step_controller, waiting
+from ds_adacc.runtime import pending_live_sets, step_controller
 from ds_adacc.runtime.step_schedule import Purpose
 
 
@@ -92,12 +92,12 @@ def test_a_checkpoint_grows_with_no_resume(monkeypatch):
 
 def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
-    monkeypatch.setattr(waiting, "_MOST_PLANNED", 4)
+    monkeypatch.setattr(pending_live_sets, "_MOST_PLANNED", 4)
     training = settled()
     for length in range(33, 45):
         training.step((25, length))
     controller = training.runtime.controller
-    assert len(controller.waiting._planned) <= 4
+    assert len(controller.pending._planned) <= 4
     for each in controller.blocks.all():
         assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1
 

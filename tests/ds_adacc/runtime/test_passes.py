@@ -11,9 +11,9 @@ from held import watch_held
 
 from ds_adacc.execute.block import Block
 from ds_adacc.runtime.current_pass import Called
+from ds_adacc.runtime.pending_live_sets import PendingLiveSets
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
-from ds_adacc.runtime.waiting import Waiting
 
 
 def forward(training, time=9, blocks=None, differentiable=True):
@@ -191,15 +191,15 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     training = Training(layers=3, memory_budget=0.5)
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
-    waiting = Waiting(training.agreement, training.runtime.controller.new_sizes.adopter)
+    pending = PendingLiveSets(training.agreement, training.runtime.controller.new_sizes.adopter)
     ran = {name: Called({Block(str(number)) for number in range(blocks)}, alive=3)}
-    waiting.note(ran, is_observed=False)
-    assert not waiting and waiting.wants_observation == grows, "its order is to be seen first"
-    waiting.note(ran, is_observed=True)
-    assert bool(waiting) == grows
-    waiting.take()
-    waiting.note(ran, is_observed=True)
-    assert not waiting, "each number of blocks calls for one plan"
+    pending.note(ran, is_observed=False)
+    assert not pending and pending.wants_observation == grows, "its order is to be seen first"
+    pending.note(ran, is_observed=True)
+    assert bool(pending) == grows
+    pending.take()
+    pending.note(ran, is_observed=True)
+    assert not pending, "each number of blocks calls for one plan"
 
 
 def test_layers_that_are_dropped_at_random_call_for_a_plan_as_often_as_more_of_them_run(count_plans):

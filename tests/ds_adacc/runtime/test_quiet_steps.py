@@ -84,16 +84,16 @@ def test_what_is_new_on_this_rank_is_planned_for_a_step_later(training):
     controller = training.runtime.controller
     plan = controller.plan
     training.step(nn.Sequential(nn.Linear(4, 6), nn.GELU()))
-    assert controller.is_waiting and controller.plan is plan
+    assert controller.pending and controller.plan is plan
     training.step()
-    assert not controller.is_waiting and controller.plan is not plan
+    assert not controller.pending and controller.plan is not plan
     assert controller.step.purpose is Purpose.MEASURE
 
 
 def test_what_is_new_on_another_rank_is_planned_for_too(training):
     training.until_quiet()
     controller, decided = training.runtime.controller, []
-    controller.plan_waiting = lambda corrections: decided.append(controller.schedule.ended)
+    controller.plan_pending = lambda: decided.append(controller.schedule.ended)
     training.ranks.says_yes = True
     training.step()
     assert decided == []
@@ -107,4 +107,4 @@ def test_one_rank_alone_never_votes():
     training.until_quiet()
     assert training.step() == (Purpose.RUN, [])
     training.step(nn.Sequential(nn.Linear(4, 6), nn.GELU()))
-    assert not training.runtime.controller.is_waiting, "planned for at once"
+    assert not training.runtime.controller.pending, "planned for at once"

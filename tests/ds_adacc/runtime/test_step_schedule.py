@@ -110,7 +110,7 @@ def test_every_step_has_one_purpose():
 def test_trials_that_did_not_end_are_repeated_after_longer_and_longer_pauses():
     schedule, tried = StepSchedule(ended=1).with_new_plan(tries=True), []
     while len(tried) < 13:
-        purpose = schedule.next_purpose(tracks=False, is_unsettled=False)
+        purpose = schedule.next_purpose(tracks=False)
         schedule = schedule.with_step_ended().after_observation()
         if purpose is Purpose.TRY:
             tried.append(schedule.ended)

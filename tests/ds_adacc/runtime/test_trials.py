@@ -256,7 +256,7 @@ def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
     training.blocks = every
     training.run(4)
     assert controller.schedule.try_from is None
-    assert not controller.trials.waiting(controller.blocks)
+    assert not controller.trials.unfinished(controller.blocks)
 
 
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():

@@ -17,7 +17,7 @@ from ds_adacc.python_state.closure import closure_of, identity, name_of
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
 
 
-class Registry:
+class BlockRegistry:
     """Finds the block that a callable is.
 
     `past`: the blocks of the run that this one resumes, as `to_plain` gave them. Blocks of one name are matched in the

@@ -1,4 +1,4 @@
-"""Which runtime serves the calls of `ds_adacc.checkpointing`: that of an engine, or one without an engine."""
+"""The runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ds_adacc.python_state.closure import closure_of, name_of
 from ds_adacc.runtime.runtime import Runtime
 
 
-class DefaultRuntime:
-    """The configuration of `ds_adacc.checkpointing`. It belongs to the process, as that of DeepSpeed's module does.
+class RuntimeRegistry:
+    """The runtimes of the engines, and one without an engine, which serves while there is no engine.
 
-    The runtimes of engines are *lent*: this object lives as long as the process, so it does not keep them alive, since
-    under ZeRO-3 that leads to the whole engine. The engine does, and so do the blocks that are wrapped. While none is
-    lent, the runtime that `serve_by` has made for `section` serves. `section` is None before that, and if "enabled" is
-    false. `is_set_up`: whether somebody else than a lent runtime's engine has given a section. `has_started`: whether
-    the program has called `ds_adacc.initialize` or `attach`.
+    It belongs to the process, as the configuration of DeepSpeed's module does. Since it lives so long, it does not keep
+    the engines' runtimes alive: under ZeRO-3 that leads to the whole engine. The engine does, and so do the blocks that
+    are wrapped. The runtime without an engine is that of `section`, `options` and `mpu`, as `configure` got them.
+    `section` is None before that, and if "enabled" is false. `is_set_up`: whether somebody else than an engine has
+    given a section. `has_started`: whether the program has called `ds_adacc.initialize` or `attach`.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class DefaultRuntime:
 
     def _begin(self) -> None:
         self._own: Runtime | None = None
-        self._lent: list[tuple[weakref.ref[Runtime], weakref.WeakSet[nn.Module]]] = []
+        self._of_engines: list[tuple[weakref.ref[Runtime], weakref.WeakSet[nn.Module]]] = []
         self.section: AdaccConfig | None = None
         self.is_set_up = False
         self.options = Options()
@@ -50,15 +50,15 @@ class DefaultRuntime:
     @property
     def runtime(self) -> Runtime | None:
         """The runtime that serves; of several engines, that of the last one."""
-        return self._runtimes[-1] if self._lent else self._own
+        return self._runtimes[-1] if self._of_engines else self._own
 
     @property
-    def is_lent(self) -> bool:
-        return bool(self._lent)
+    def has_engines(self) -> bool:
+        return bool(self._of_engines)
 
     @property
     def is_configured(self) -> bool:
-        return self.is_set_up or self.is_lent
+        return self.is_set_up or self.has_engines
 
     def runtime_of(self, function: Callable[..., Any]) -> Runtime | None:
         """The runtime that serves calls of this function: that of the engine whose module it reaches.
@@ -74,7 +74,7 @@ class DefaultRuntime:
                 return runtime
         reached = closure_of(function).modules
         found: dict[frozenset[nn.Module], Runtime] = {}
-        for reference, modules in self._lent:
+        for reference, modules in self._of_engines:
             its, runtime = frozenset(module for module in reached if module in modules), reference()
             if its and runtime is not None:
                 found[its] = runtime  # of engines of one model, the last one
@@ -89,7 +89,7 @@ class DefaultRuntime:
             )
         return next(iter(found.values()))
 
-    def serve_by(self, section: AdaccConfig | None, options: Options | None = None, mpu: Any = None) -> None:
+    def configure(self, section: AdaccConfig | None, options: Options | None = None, mpu: Any = None) -> None:
         """Make a runtime for the section, without an engine. It serves as soon as no engine does.
 
         Ranks that hold shares of the same tensor need the same plan, so they plan together. `options` and `mpu` are
@@ -109,42 +109,42 @@ class DefaultRuntime:
             self._own.controller.abandon()
         self._own, self.section, self.options, self.mpu = own, section, options, mpu
 
-    def borrow(self, runtime: Runtime, module: nn.Module | None) -> None:
-        """Use the runtime of an engine, which trains `module`, until the engine is gone."""
+    def register(self, runtime: Runtime, module: nn.Module | None) -> None:
+        """Have the runtime of an engine, which trains `module`, serve until the engine is gone."""
         placement = _placement(self.options, self.mpu)  # it may raise what the user's mpu raises
         if self._own is not None:
             self._own.controller.abandon()
         modules = weakref.WeakSet(() if module is None else module.modules())
-        self._lent.append((weakref.ref(runtime, self._forget), modules))
+        self._of_engines.append((weakref.ref(runtime, self._forget), modules))
         runtime.controller.hold_inputs(placement)
 
-    def take_back(self, runtime: Runtime) -> None:
-        """Do no longer use this runtime, whose engine could not be served."""
-        for reference, _ in self._lent:
+    def unregister(self, runtime: Runtime) -> None:
+        """Forget this runtime, whose engine could not be served."""
+        for reference, _ in self._of_engines:
             if reference() is runtime:
                 self._forget(reference)
 
-    def release(self, model: nn.Module) -> None:
-        """No longer have the runtimes of engines of this model serve its functions."""
+    def unregister_model(self, model: nn.Module) -> None:
+        """Forget the runtimes of the engines of this model."""
         own = set(model.modules())
-        for reference, modules in self._lent:
+        for reference, modules in self._of_engines:
             if modules and own.issuperset(modules):
                 self._forget(reference)
 
     def own_modules(self, model: nn.Module) -> list[nn.Module]:
         """The model's modules, but for those of an engine that trains others too: a critic may share an actor's."""
         own = set(model.modules())
-        others = {module for _, modules in self._lent if not own.issuperset(modules) for module in modules}
+        others = {module for _, modules in self._of_engines if not own.issuperset(modules) for module in modules}
         return [module for module in model.modules() if module not in others]
 
     def forget_dropped(self) -> None:
         """Forget engines that the program has dropped. Only the collector frees them, as they are parts of cycles."""
-        if self._lent:
+        if self._of_engines:
             gc.collect()
 
     @property
     def _runtimes(self) -> list[Runtime]:
-        return [runtime for reference, _ in self._lent if (runtime := reference()) is not None]
+        return [runtime for reference, _ in self._of_engines if (runtime := reference()) is not None]
 
     def _ranks_of(self, group: dist.ProcessGroup | None, max_seconds: float) -> Ranks:
         """The ranks of the group. They stay the same if they can: each `Ranks` opens connections for good."""
@@ -155,7 +155,7 @@ class DefaultRuntime:
         return self._ranks[2]
 
     def _forget(self, reference: weakref.ref[Runtime]) -> None:
-        self._lent = [each for each in self._lent if each[0] is not reference]
+        self._of_engines = [each for each in self._of_engines if each[0] is not reference]
 
     def _abandon(self) -> None:
         for runtime in (*self._runtimes, self._own):

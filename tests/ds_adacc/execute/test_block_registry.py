@@ -6,7 +6,7 @@ import zoo
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.execute import registry as room
+from ds_adacc.execute import block_registry as room
 from ds_adacc.runtime.runtime import Runtime
 
 

@@ -1,7 +1,7 @@
 """What a policy makes of each value, in words."""
 
 from ds_adacc import planner
-from ds_adacc.report.choices import choices, named_choices
+from ds_adacc.report.decision import choices, named_choices
 
 VALUES = (
     planner.Value("x", "block_input", 0, None, True),

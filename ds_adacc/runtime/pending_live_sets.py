@@ -1,4 +1,4 @@
-"""Which block types have been alive together: those that wait for a plan, and those that have one."""
+"""The live sets for which a plan is pending, and what has run of late under a plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ds_adacc.runtime.current_pass import CalledByType
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
 
-class Waiting:
-    """The live sets that this rank has run, and which of them wait for a plan.
+class PendingLiveSets:
+    """The live sets that this rank has run, and which of them wait for a plan. It is true if any do.
 
     `wants_observation`: more blocks have run than were planned for, or others, in a step that was not observed. The
     plan for them needs their order.
@@ -103,7 +103,6 @@ class Waiting:
         return False
 
     def __bool__(self) -> bool:
-        """Whether anything waits for a plan."""
         return bool(self._reasons)
 
     @property
@@ -127,7 +126,7 @@ class Waiting:
             del self._most_blocks[name]
         self._planned, self.wants_observation = {}, False
 
-    def all_wait(self, in_force: Iterable[LiveSet], reason: str) -> None:
+    def add_all(self, in_force: Iterable[LiveSet], reason: str) -> None:
         """Have all live sets wait for a new plan, those of the plan in force among them."""
         self.add({*self._planned, *in_force}, reason)
         self._planned = {}
