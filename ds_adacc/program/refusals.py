@@ -16,7 +16,7 @@ COMPILED = "runs compiled"
 TAINTED = "may hold a number read from data"  # it runs after data was read (Rule R7)
 UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Function (Rule R19)
 CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
-STATISTICS = "updates running statistics that its schema does not mention"
+STATISTICS = "reads or updates running statistics, and writes to them are not counted"
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators

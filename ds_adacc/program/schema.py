@@ -14,6 +14,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import reads_data
 
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
+_STATISTICS = frozenset(("running_mean", "running_var"))  # arguments of batch norms
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags
 
@@ -63,6 +64,25 @@ def _arguments_of(func: Any) -> _Arguments:
         frozenset(argument.name for argument in computed),
         tuple((a.name, a.default_value) for a in computed if a.kwarg_only and type(a.default_value) is int),
     )
+
+
+def without_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `func` without running statistics, if it is a batch norm in training.
+
+    It updates these, which its schema does not mention, and normalises by the statistics of the batch alone.
+    """
+    if not is_training_batch_norm(func, args):
+        return args
+    names = _arguments_of(func).names
+    return tuple(None if name in _STATISTICS else arg for name, arg in zip(names, args, strict=False))
+
+
+def is_training_batch_norm(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether `func` is a batch norm that the `training` among its arguments tells to use the batch's statistics."""
+    if "batch_norm" not in getattr(func, "__name__", ""):
+        return False
+    given = dict(zip(_arguments_of(func).names, args, strict=False))
+    return given.keys() >= _STATISTICS and given.get("training") is True
 
 
 def with_constants(func: Any, encoded: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from ds_adacc.program.refusals import (
     UNSEEN,
     refusal_of,
 )
-from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype
+from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype, without_statistics
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
@@ -109,7 +109,7 @@ class Draft:
         if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
             return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
-        return with_constants(func, (self.encode(args), named))
+        return with_constants(func, (self.encode(without_statistics(func, args)), named))
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
@@ -132,7 +132,7 @@ class Draft:
         rewritten: list[int] = []
         for tensor in ran.written:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
-        if ran.refusal == STATISTICS:
+        if refusal_of(ran.func, False) == STATISTICS:
             self.known.accept_changes(ran.given)
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]

@@ -15,9 +15,15 @@ from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, STATISTICS, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
-from ds_adacc.program.schema import generator_states, has_dynamic_shape, reveals_data, written_tensors
+from ds_adacc.program.schema import (
+    generator_states,
+    has_dynamic_shape,
+    is_training_batch_norm,
+    reveals_data,
+    written_tensors,
+)
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
@@ -239,6 +245,8 @@ class Recorder(TorchDispatchMode):
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
         refusal = refusal_of(func, self.draft.is_tainted, not written or bool(self.draft.bases(written)))
+        if refusal == STATISTICS and is_training_batch_norm(func, given[0]):  # Rule R6
+            refusal = TAINTED if self.draft.is_tainted else None
         if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(given)):
             refusal = refusal or CONJUGATE
         refusal = COMPILED if self.draft.note_compiled() else COLLECTIVE if self._has_collective else refusal
