@@ -22,7 +22,7 @@ from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
-from ds_adacc.engine.gradient_checkpointing import keep_replaced, put_back
+from ds_adacc.engine.gradient_checkpointing import restore_gradient_checkpointing, take_over_gradient_checkpointing
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
@@ -230,7 +230,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         raise
     # Not the model: torch.compile would compile the hook too.
     runtime.agreement.budget.begin_with(engine)
-    keep_replaced(engine.module, blocks)
+    take_over_gradient_checkpointing(engine.module, blocks)
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)
     get_logger().info("%s", _summary(blocks))
@@ -246,7 +246,7 @@ def _leave_alone(engine: Any) -> None:
     own = checkpointing.own_modules(model)
     served = list(filter(is_wrapped, own))
     unwrap_blocks(served)
-    put_back(own)
+    restore_gradient_checkpointing(own)
     if isinstance(model, PipelineModule):
         pipeline.put_back_checkpoint_function(model, checkpointing.checkpoint)
     checkpointing.release(model)

@@ -25,12 +25,12 @@ _ENABLING = (
 _ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute that keeps what was replaced
 
 
-def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
+def take_over_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:
     """Replace gradient checkpointing now, and again whenever the program enables it: some do so after initialize.
 
     What was replaced for blocks of an earlier engine is put back first.
     """
-    put_back(model.modules())
+    restore_gradient_checkpointing(model.modules())
     tell = functools.cache(_tell)  # once: some trainers turn it off and on around every evaluation
     if replace_gradient_checkpointing(model, blocks):
         tell()
@@ -41,8 +41,8 @@ def keep_replaced(model: nn.Module, blocks: Collection[str]) -> None:
                 setattr(module, method, types.MethodType(_enabling(method, inner, tell), module))
 
 
-def put_back(modules: Iterable[nn.Module]) -> None:
-    """Undo `keep_replaced`: layers for which gradient checkpointing is enabled do it themselves again."""
+def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
+    """Undo `take_over_gradient_checkpointing`: layers for which it is enabled do it themselves again."""
     for module in modules:
         for method in _ENABLING:
             if hasattr(vars(module).get(method), _ORIGINAL):

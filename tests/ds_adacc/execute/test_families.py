@@ -14,7 +14,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.gradient_checkpointing import keep_replaced, replace_gradient_checkpointing
+from ds_adacc.engine.gradient_checkpointing import replace_gradient_checkpointing, take_over_gradient_checkpointing
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
@@ -92,7 +92,7 @@ def test_gradient_checkpointing_enabled_later_is_taken_over_too(no_warnings, mon
     plain = [instruction(model, inputs, seed) for seed in range(2)]
     monkeypatch.setattr(transformers.modeling_utils, "checkpoint", lambda *_, **__: pytest.fail("recomputed twice"))
     adacc, blocks = served(model)
-    keep_replaced(model, blocks)
+    take_over_gradient_checkpointing(model, blocks)
     for seed, enable in enumerate(("gradient_checkpointing_enable", "activation_checkpointing_enable")):
         if hasattr(model, enable):  # the latter in newer versions
             getattr(model, enable)()
@@ -125,7 +125,7 @@ class AsInDiffusers(nn.Module):
 
 def test_gradient_checkpointing_of_diffusers_is_taken_over_whenever_it_is_enabled(caplog):
     model = AsInDiffusers()
-    keep_replaced(model, ["layers.0", "layers.1"])
+    take_over_gradient_checkpointing(model, ["layers.0", "layers.1"])
     for _ in range(2):
         model.enable_gradient_checkpointing()
         model(torch.randn(2, 3, zoo.WIDTH))
