@@ -164,7 +164,7 @@ def test_an_engine_without_blocks_names_the_later_one_as_the_reason(initialize, 
     first = initialize(model := Translator(), {"adacc": {}})
     last = initialize(model, later)
     first.adacc.end_step()
-    assert "no effect in this engine, as a later engine of its model decides how the blocks run" in caplog.text
+    assert "no effect in this engine: a later engine of its model, or other code, has replaced" in caplog.text
     assert "adacc.blocks" not in caplog.text
     if later is not OFF:
         last.adacc.end_step()
