@@ -110,8 +110,8 @@ class Adacc:
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):
             get_logger().warning(
-                "adacc has no effect in this engine, as a later engine of its model decides how the blocks run. Make "
-                "the engine that trains the model last"
+                "adacc has no effect in this engine: a later engine of its model, or other code, has replaced the "
+                "forward of its blocks. Make the engine that trains the model last, and change the blocks before that"
             )
         elif self.blocks:
             get_logger().warning(

@@ -123,8 +123,8 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
 
     Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, if it differs from
     the section that is attached already, or if the engine trains layers that an earlier engine's CompAct has changed;
-    ValueError if the model is compiled around its blocks; RuntimeError if
-    gradient accumulation is not at a step boundary.
+    ValueError if the model is compiled around its blocks; RuntimeError if gradient accumulation is not at a step
+    boundary.
     """
     checkpointing.note_start()
     if not isinstance(engine, DeepSpeedEngine):

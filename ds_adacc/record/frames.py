@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +22,15 @@ def module_and_function(frame: FrameType) -> tuple[str | None, str]:
     return frame.f_globals.get("__name__"), frame.f_code.co_name
 
 
-def frames_of_block() -> Iterator[FrameType]:
-    """The calls under way within the block that is being recorded, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not run_recorded.__code__:
-        yield frame
+def frames_of_block() -> list[FrameType]:
+    """The calls under way within the block that is being recorded, the innermost first; none where it does not run."""
+    frames, frame = [], sys._getframe(1)
+    while frame.f_code is not run_recorded.__code__:
+        frames.append(frame)
+        if frame.f_back is None:
+            return []
         frame = frame.f_back
+    return frames
 
 
 def line_of_block() -> str:

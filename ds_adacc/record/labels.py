@@ -45,7 +45,7 @@ class Labels:
 
     def note(self) -> None:
         """The next operator is run by the module that runs now."""
-        frames = list(frames_of_block())
+        frames = frames_of_block()
         running = (id(frame.f_locals["self"]) for frame in frames if frame.f_code is _CALL)
         self._modules.append(next((self._paths[module] for module in running if module in self._paths), ""))
         if not self._arguments:

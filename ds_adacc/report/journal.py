@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from ds_adacc.environment import cache_folder
 from ds_adacc.log import get_logger
 
 _KEPT = 1000  # journals in `folder`
+_NAME = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?\.jsonl")  # of a journal as `Journal.of_this_run` names it
 
 
 class JournalError(ValueError):
@@ -32,7 +34,13 @@ def default_path(now: datetime, pid: int) -> Path:
 
 def latest() -> Path | None:
     """The journal in `folder` of the run that began last, or None."""
-    return max(folder().glob("*.jsonl"), default=None, key=lambda path: path.stem)
+    return next(reversed(_oldest_first()), None)
+
+
+def _oldest_first() -> list[Path]:
+    """The journals in `folder`. A file that the user has named is none: it is never deleted."""
+    journals = (path for path in folder().glob("*.jsonl") if _NAME.fullmatch(path.name))
+    return sorted(journals, key=lambda path: path.stem)
 
 
 class Journal:
@@ -88,8 +96,7 @@ class Journal:
 
 def _delete_oldest() -> None:
     """Make room for a new journal among those that are kept: they would fill the disk."""
-    newest_first = sorted(folder().glob("*.jsonl"), key=lambda path: path.stem, reverse=True)
-    for path in newest_first[_KEPT - 1 :]:
+    for path in _oldest_first()[: -(_KEPT - 1)]:
         with contextlib.suppress(OSError):  # another run has deleted it, or the folder is only readable: no harm
             path.unlink()
 

@@ -13,6 +13,7 @@ from ds_adacc.compact.linear import serve
 from ds_adacc.compact.shared import Shared
 from ds_adacc.config import ConfigError
 from ds_adacc.engine import api as engine
+from ds_adacc.engine import engine_methods
 from ds_adacc.engine.engine_methods import compiling_blocks_first
 from ds_adacc.runtime.find_blocks import find_blocks
 
@@ -55,6 +56,24 @@ def test_an_engine_without_ds_adacc_ends_what_an_earlier_one_does_to_the_model(i
     assert not checkpointing._registry.has_engines
     checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True))
     assert (checkpointing._registry.runtime is None) == (how != {})
+
+
+@pytest.mark.parametrize("how", [{}, OFF, "attach"], ids=["no section", "disabled", "attached"])
+def test_its_optimizer_ends_no_steps_of_an_earlier_engine(initialize, monkeypatch, how):
+    optimizer = torch.optim.SGD((model := Translator()).parameters(), 0.1)
+    monkeypatch.setattr(Engine, "__init__", with_optimizer(Engine.__init__, optimizer))
+    engine_methods.patch_optimizer(initialize(model, {"adacc": {}}))
+    plain = optimizer.step.ds_adacc_original
+    switched_off(initialize, model, how)
+    assert optimizer.step == plain
+
+
+def with_optimizer(init, optimizer):
+    def new(self, model):
+        init(self, model)
+        self.optimizer = self.basic_optimizer = optimizer
+
+    return new
 
 
 @pytest.mark.parametrize("config", [{}, OFF])
@@ -164,7 +183,7 @@ def test_an_engine_without_blocks_names_the_later_one_as_the_reason(initialize, 
     first = initialize(model := Translator(), {"adacc": {}})
     last = initialize(model, later)
     first.adacc.end_step()
-    assert "no effect in this engine, as a later engine of its model decides how the blocks run" in caplog.text
+    assert "no effect in this engine: a later engine of its model, or other code, has replaced" in caplog.text
     assert "adacc.blocks" not in caplog.text
     if later is not OFF:
         last.adacc.end_step()

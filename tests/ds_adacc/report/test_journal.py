@@ -165,7 +165,7 @@ def test_the_latest_is_the_run_that_began_last(monkeypatch, tmp_path):
     for path in (later, earlier):
         Journal(path).write("start", text="x")
     os.utime(later, (0, 0))
-    (later.parent / "z").touch()
+    (later.parent / "best.jsonl").touch()
     assert latest() == later
 
 
@@ -174,8 +174,9 @@ def test_the_oldest_journals_give_way_to_new_ones(monkeypatch, tmp_path):
     monkeypatch.setattr(journal, "_KEPT", 3, raising=False)
     paths = [default_path(datetime(2026, 3, day), 1) for day in range(1, 6)]
     folder().mkdir(parents=True)
-    for path in (*paths, folder() / "notes.txt"):
+    others = [folder() / name for name in ("notes.txt", "20260301-000000-1-best.jsonl", "0.jsonl")]
+    for path in (*paths, *others):
         path.touch()
     Journal.of_this_run().write("start", text="x")
     assert read(latest())[0]["text"] == "x"
-    assert sorted(folder().iterdir()) == sorted([*paths[-2:], latest(), folder() / "notes.txt"])
+    assert sorted(folder().iterdir()) == sorted([*paths[-2:], latest(), *others])
