@@ -97,6 +97,7 @@ def serve(path):
         while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
             client, _ = listener.accept()
             if os.fork() == 0:
+                listener.close()  # else nobody notices if the server dies
                 answer(client, solver_process)
             client.close()
 
