@@ -77,6 +77,14 @@ def without_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if name in _STATISTICS else arg for name, arg in zip(names, args, strict=False))
 
 
+def updated_statistics(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The running statistics that `func` updates, if it is a batch norm in training. No version counts that."""
+    if not is_training_batch_norm(func, args):
+        return []
+    named = zip(_arguments_of(func).names, args, strict=False)
+    return [arg for name, arg in named if name in _STATISTICS and arg is not None]
+
+
 def is_training_batch_norm(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether `func` is a batch norm that the `training` among its arguments tells to use the batch's statistics."""
     if "batch_norm" not in getattr(func, "__name__", ""):

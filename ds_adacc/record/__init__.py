@@ -45,7 +45,8 @@ R5. A parameter is found by its address range and kept as (parameter, geometry f
 R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
     part in a collective, those of compiled code that no graph tells of (Rule R17), and higher-order operators. They
     give other bits, have effects, wait for other ranks, or may be others in the next call. A batch norm in training
-    updates running statistics and does not say so; it reads the batch alone, so it is replayed without them.
+    updates running statistics and does not say so; it reads the batch alone, so it is replayed without them. What
+    else reads them is not: no version counts these writes.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors.
 R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,

@@ -25,7 +25,7 @@ from ds_adacc.program.refusals import (
     UNSEEN,
     refusal_of,
 )
-from ds_adacc.program.schema import MASKS, by_look, with_constants, with_dtype, without_statistics
+from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_constants, with_dtype, without_statistics
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
@@ -64,6 +64,7 @@ class Draft:
         self._compiled_from: int | None = None  # the first position that compiled code may have saved
         self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
         self._masks: set[int] = set()
+        self._statistics: list[torch.Tensor] = []  # that batch norms have updated, which counts as no write
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
@@ -101,7 +102,9 @@ class Draft:
             self.has_hooks,
             self._compiled_from,
         )
-        return recording.refuse({**unsure(recording, self._turn, self._masks), **self.draws.refusals()})
+        statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
+        readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
+        return recording.refuse({**unsure(recording, self._turn, self._masks), **readers, **self.draws.refusals()})
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
@@ -134,6 +137,7 @@ class Draft:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         if refusal_of(ran.func, False) == STATISTICS:
             self.known.accept_changes(ran.given)
+            self._statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):

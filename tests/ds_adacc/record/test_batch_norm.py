@@ -59,3 +59,25 @@ def test_in_evaluation_it_reads_them_and_is_not_replayed():
     recording = record(Block().eval(), (batch(),), {})
     assert "running statistics" in norm_of(recording).refusal
     assert norm_of(record(Block(track_running_stats=False).eval(), (batch(),), {})).refusal is None
+
+
+def test_what_else_reads_statistics_that_it_updates_is_not_replayed():
+    """The next forward updates them before this one's backward, and no version tells."""
+
+    class Reading(Block):
+        def forward(self, x):
+            y = self.norm(self.convolution(x))
+            return self.last((y - self.norm.running_mean[:, None]).exp())
+
+    block, x = Reading(), batch()
+    recording = record(block, (x,), {})
+    assert {op.short_name: op.refusal is None for op in recording.ops if op.short_name in ("sub", "exp")} == {
+        "sub": False,
+        "exp": True,
+    }
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    gradients = []
+    for call in (copy.deepcopy(block), run):
+        losses = [call(x * factor).square().sum() for factor in (1, 3)]
+        gradients.append([torch.autograd.grad(loss, x)[0] for loss in losses])
+    assert all(map(torch.equal, *gradients))
