@@ -262,7 +262,7 @@ def quickest(problem, single, budget):
     )
 
 
-@examples(40)
+@examples(20)
 @given(problem=few_blocks())
 def test_equals_the_best_assignment_of_points(problem):
     for budget in budgets(problem):
@@ -280,7 +280,7 @@ def check_gradient_error(problem, solution):
             assert all(gradient_error(block_type.profile, policy) <= problem.max_gradient_error for policy in chosen)
 
 
-@examples(20)
+@examples(10)
 @given(problem=few_blocks(transfers=True))
 def test_keeps_what_it_promises(problem):
     for budget in budgets(problem):
