@@ -71,10 +71,8 @@ def without_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     It updates these, which its schema does not mention, and normalises by the statistics of the batch alone.
     """
-    if not is_training_batch_norm(func, args):
-        return args
-    names = _arguments_of(func).names
-    return tuple(None if name in _STATISTICS else arg for name, arg in zip(names, args, strict=False))
+    updated = set(map(id, updated_statistics(func, args)))
+    return tuple(None if id(arg) in updated else arg for arg in args)
 
 
 def updated_statistics(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
