@@ -15,6 +15,8 @@ from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 
+_OUTGROWN = 1.25  # times the bytes that were planned for: lengths that grow get a plan now and then, not at each step
+
 
 class Adopter:
     """Has block types at new input sizes adopt policies: without a solver, and on this rank alone."""
@@ -64,6 +66,32 @@ class Adopter:
         """
         fits = self._adopt_two_sizes(alive) if self._has_two_sizes(alive) else self._adopt_within(alive)
         return fits or self._exceed(alive)
+
+    def outgrow(self, alive: Alive) -> bool:
+        """Whether these have outgrown the live set from which they have adopted: a plan of their own is worth its time.
+
+        They are much larger, and fit only because blocks save more memory than those of any plan: a block recomputes
+        everything there or nothing, while the solver decides value by value. Their order is taken to be that of the
+        smaller sizes.
+        """
+        agreement, programs = self._agreement, self._programs(alive.keys())
+        origins = {name: agreement.origin(name) for name in alive}
+        if not any(self._is_leaner(name, origin) for name, origin in origins.items()) or self._unfit_below(alive):
+            return False
+        planned = max((program.origin_bytes for program in programs.values()), default=0)
+        if not planned or peak_without(agreement, alive) < _OUTGROWN * planned:
+            return False
+        agreement.forward_order.follow_order(alive, origins)
+        return True
+
+    def _is_leaner(self, name: str, origin: str) -> bool:
+        """Whether a block of this type runs a policy that is neither the one of its origin nor to retain everything."""
+        types = self._agreement.agreed_types
+        if name == origin or origin not in types:
+            return False
+        retain = planner.retain_policy(types[name].spec.profile)
+        pairs = zip(types[name].policies, types[origin].policies, strict=True)
+        return any(own not in (retain, inherited) for own, inherited in pairs)
 
     def _adopt_within(self, alive: Alive) -> bool:
         """`adopt_all` from a live set that fits the budget, if these fit it, too."""

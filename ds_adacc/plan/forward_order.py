@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.live_sets import LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import Orders
 
 
@@ -102,8 +102,14 @@ class ForwardOrder:
             if like in indices:
                 indices[digest] = indices[like]
 
+    def follow_order(self, alive: Alive, like: Mapping[str, str]) -> None:
+        """Give a live set the order of another one, if each block type has as many calls as its like."""
+        order, back = self.orders.get(frozenset(like.values()), ()), {other: name for name, other in like.items()}
+        if len(back) == len(like) and all(order.count(like[name]) == calls for name, calls in alive.items()):
+            self.orders = {**self.orders, frozenset(alive): tuple(back[other] for other in order)}
+
     def forget(self, names: Collection[str]) -> None:
-        """Forget the blocks' indices for these block types, which no order has."""
+        """Forget the blocks' indices for these block types. The next plan forgets their orders."""
         for indices in self._indices.values():
             for name in names & indices.keys():
                 del indices[name]

@@ -72,6 +72,31 @@ def test_a_budget_in_bytes_holds_at_every_size():
     assert kept[0] > kept[1], "a short batch keeps more"
 
 
+def test_inputs_that_outgrow_the_plan_get_one_of_their_own():
+    """The first plan retains everything. Adopted at larger sizes, it leaves a block everything or nothing."""
+    alone = Training(memory_budget=1.0)
+    alone.step(40)
+    budget = int(0.7 * alone.runtime.controller.plan.without)
+    training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
+    controller, agreement = training.runtime.controller, training.agreement
+    for time in (10, 12, 9):
+        training.compare(time)
+    first = controller.plan
+    assert first.added_seconds == 0
+    training.compare(20)
+    assert controller.plan is first, "all of it still fits"
+    training.compare(40)
+    (own,) = controller.plan.block_types
+    assert controller.plan.reason == "much larger inputs came than were planned for"
+    assert controller.plan.peak <= budget and own.name not in agreement.origins
+    whole = planner.retain_policy(own.profile), planner.recompute_policy(own.profile)
+    assert not set(controller.plan.policies[own.name]) <= set(whole), "the solver decides value by value"
+    for time in (40, 41, 42, 10, 39):
+        training.compare(time)
+        assert own.name in controller.plan.policies, "the same plan, or the same one corrected"
+    assert set(agreement.origins.values()) == {own.name}
+
+
 class Mlp(nn.Module):
     def __init__(self, width):
         super().__init__()
@@ -358,8 +383,8 @@ def test_new_sizes_are_told_at_first_and_then_counted(caplog):
         for time in range(20, 36):
             training.step(time)
     told = [r.getMessage() for r in caplog.records if "is predicted from" in r.getMessage()]
-    assert [text.rpartition("(")[2] for text in told] == [f"{n} predicted so far)" for n in (1, 2, 3, 10)]
-    assert "the input size (2, 23, 32) is new" in told[0]
+    assert [text.rpartition("(")[2] for text in told] == [f"prediction {n})" for n in (1, 2, 3, 10)]
+    assert "at the input size (2, 23, 32) the program is predicted" in told[0]
 
 
 class Scheduled(nn.Module):

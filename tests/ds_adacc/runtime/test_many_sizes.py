@@ -51,7 +51,7 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     controller = training.runtime.controller
     last = frozenset(each.variants()[0].digest for each in controller.blocks.all())
     plan = controller.decide([last], "drift")
-    for length in range(34, 56):
+    for length in range(10, 32):
         training.step((length, length))
     assert last <= set(training.runtime.agreement.origins.values())
     assert controller.plan is plan and not controller.agreement.undecided

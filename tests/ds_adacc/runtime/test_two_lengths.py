@@ -44,11 +44,14 @@ def test_a_step_of_many_pairs_plans_for_the_largest_and_the_others_adopt(planned
 
 
 def test_pairs_that_vary_need_few_plans(planned):
-    """What is met later adopts from one pair, beside whatever length of the other program it comes."""
+    """What is met later adopts from one pair, beside whatever length of the other program it comes.
+
+    One more is made where a pair has outgrown that one.
+    """
     training, lot = TwoPrograms(memory_budget=0.55, enabled=False), random.Random(2)
     for _ in range(24):
         training.step(*((lot.randrange(8, 40), lot.randrange(8, 40)) for _ in range(lot.choice((1, 2)))))
-    assert planned[0] == 1 and len(planned) <= 3
+    assert planned[0] == 1 and len(planned) <= 4
 
 
 def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_one(planned):
