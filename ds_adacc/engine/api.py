@@ -234,6 +234,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)
     get_logger().info("%s", _summary(blocks))
+    if blocks:
+        get_logger().info("step 1 records and measures the blocks: it takes much longer than later steps")
 
 
 def _leave_alone(engine: Any) -> None:

@@ -98,7 +98,7 @@ class Calibration:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
             return Findings(observation, agreed)
         self.corrected += 1
-        reason = f"peak observed {planner.human_bytes(round(found.observed))}"
+        reason = f"the plan before took {planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
         live_sets = frozenset(names for group in fitting for names in group.live_sets)
         return Findings(observation, corrections, live_sets, reason)

@@ -80,7 +80,7 @@ class NewSizes:
             before = iter(example.sizes.lengths)
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)
-            text = "%s: the input size %s is new; its plan is predicted from other sizes (%d predicted so far)"
+            text = "%s: at the input size %s the program is predicted from those at other sizes (prediction %d)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
     def drop_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:

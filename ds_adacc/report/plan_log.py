@@ -10,7 +10,6 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_text import (
@@ -18,13 +17,18 @@ from ds_adacc.report.plan_text import (
     decision_table,
     decisions_here,
     in_a_line,
+    made_in_a_line,
     merge_decisions,
     told,
 )
 
+_MUCH_MORE = 1.25  # times the bytes without checkpointing
+
 
 class PlanLog:
-    """Logs that there is a plan, the first plan that stays as a table, and each other one as a line.
+    """Logs that there is a plan, and what was observed under it: as a table or, of a later plan, as a line.
+
+    The first plan that stays gets a table, and each one for much more memory than the tables so far.
 
     `step` counts the steps that have ended. A plan that is made before any has ended is not training's: the log does
     not tell of it. The journal gets all plans in full, so that `ds_adacc report` can show them.
@@ -35,22 +39,35 @@ class PlanLog:
         self._journal = journal
         self._ranks = ranks
         self._decisions: list[Decision] = []  # of the plan that was made last
-        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type; the first in a table
+        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
+        self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
+        self._has_tracked = False
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
         here = decisions_here(plan, self._agreement)
-        if step and not self._decisions:  # where lengths vary, the table comes many steps later
-            text = "step %d: a plan is made: its peak is %s, the budget %s. Its table follows after a step under it"
-            self._log.info(text, step, human_bytes(plan.peak), human_bytes(plan.budget))
+        if step:
+            more = ". Its table follows after a step under it" if self._needs_table(plan) else ""
+            self._log.info("step %d: %s%s", step, made_in_a_line(plan), more)
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
+
+    def tries(self, step: int) -> None:
+        """The step with this number begins, which will take longer than others: it tries the plan."""
+        self._log.info("step %d tries the plan: blocks recompute everything, and measure its gradient errors", step)
+
+    def tracks(self, step: int) -> None:
+        """The step with this number begins, which will take longer than others: it tries a lossy plan again."""
+        if not self._has_tracked:
+            self._has_tracked = True
+            text = "step %d is the first tracking step, which tries the plan again: such steps come ever more rarely"
+            self._log.info(text, step)
 
     def observed(self, plan: Plan, observation: Observation, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
         if is_corrected:
             self._log.info("step %d: %s", step, corrected_in_a_line(plan, observation))
-        elif self._told:
+        elif not self._needs_table(plan):
             is_new = any(self._told.get(name) != policies for name, policies in plan.policies.items())
             self._log.info("step %d: %s", step, in_a_line(plan, observation, is_new))
             self._told |= plan.policies
@@ -71,8 +88,12 @@ class PlanLog:
         if observation is not None:
             self._show(replace(plan, reason="restored from the checkpoint"), observation)
 
+    def _needs_table(self, plan: Plan) -> bool:
+        return self._shown is None or plan.without > _MUCH_MORE * self._shown
+
     def _show(self, plan: Plan, observation: Observation) -> None:
         self._told |= plan.policies
+        self._shown = max(plan.without, self._shown or 0)
         self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 
     def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:

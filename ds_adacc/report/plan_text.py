@@ -45,24 +45,34 @@ def decision_table(
     return "\n".join(lines)
 
 
+def made_in_a_line(plan: Plan) -> str:
+    """That there is a plan, and why."""
+    peak, budget = human_bytes(plan.peak), _shown(plan.budget)
+    return f"a plan is made in {plan.solve_seconds:.1f} s ({plan.reason}): its peak is {peak}, the budget {budget}"
+
+
 def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
     """What was observed under a plan that gets no table. `is_new`: it differs from the plan that was told last."""
     which = "a new plan is in force" if is_new else "the solver has found the same plan again"
+    peaks = f"peak {_peaks(plan, observation)}; budget {_shown(plan.budget)}"
+    saved = f"without checkpointing {human_bytes(plan.without)}"
     cost = f"adds {1000 * plan.added_seconds:.1f} ms to a forward and backward"
-    return f"{which} ({plan.reason}): peak {_peaks(plan, observation)}; budget {_shown(plan.budget)}; {cost}. {_MORE}"
+    return f"{which} ({plan.reason}): {peaks}; {saved}; {cost}. {_MORE}"
 
 
 def corrected_in_a_line(plan: Plan, observation: Observation) -> str:
     """What was observed under a plan whose memory model was wrong: another follows at once."""
-    return f"peak {_peaks(plan, observation)}: the memory model is corrected, and a new plan is made"
+    return f"peak {_peaks(plan, observation)}. The memory model is corrected, and another plan follows"
 
 
 def _peaks(plan: Plan, observation: Observation) -> str:
     peak = f"planned {human_bytes(plan.peak)}"
     if observation.peak is None:
         return peak
-    how = "with what that step took beyond its plan" if _had_other_calls(plan, observation) else "observed"
-    return f"{peak}, {how} {human_bytes(round(observation.peak.observed))}"
+    seen = human_bytes(round(observation.peak.observed))
+    if _had_other_calls(plan, observation):
+        return f"{peak}, {seen} as estimated from the observed step, which had other sizes or calls"
+    return f"{peak}, observed {seen}"
 
 
 def _had_other_calls(plan: Plan, observation: Observation) -> bool:

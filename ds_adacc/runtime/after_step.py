@@ -159,7 +159,7 @@ def _replan(
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
-        plan = controller.decide(live_sets, f"step {step}: {reason}", forgiven, capacity=capacity)
+        plan = controller.decide(live_sets, reason, forgiven, capacity=capacity)
     except (planner.InfeasibleBudget, planner.NoSolutionInTime) as error:
         if rejected:
             raise
@@ -167,7 +167,7 @@ def _replan(
         return _stay(step, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"
-    get_logger().info("step %d: the solver has run again: %s; %s", step, reason, outcome)
+    get_logger().info("step %d: %s", step, outcome)
     return Review(True, changed)
 
 

@@ -219,6 +219,9 @@ class StepController:
             ended = self.step
             ended.close()
             self.step = self._next_step()
+            if self.step.recomputes:
+                tell = self.plan_log.tracks if self.step.is_tracking else self.plan_log.tries
+                tell(self.schedule.ended + 1)
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
                 self.choose_policies(self.agreement.known_types)

@@ -31,7 +31,8 @@ def log(caplog):
 def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(log):
     training = steps(9, 9)
     plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
-    other = replace(steps(12, 12).runtime.controller.plan, reason="new shapes recorded")
+    other = steps(12, 12).runtime.controller.plan
+    other = replace(other, reason="new shapes recorded", without=plan.without)
     log_before = len(log())
     seen = replace(SEEN, held=Pair(plan.held, plan.held + 7))
     told.observed(plan, seen, 2, is_corrected=True)
@@ -40,7 +41,7 @@ def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(l
     told.observed(other, seen, 9, is_corrected=False)
     corrected, table, same, later = log()[log_before:]
     assert re.fullmatch(
-        r"step 2: peak planned \S+ KiB, observed 1.00 KiB: the memory model is corrected, and a new plan is made",
+        r"step 2: peak planned \S+ KiB, observed 1.00 KiB. The memory model is corrected, and another plan follows",
         corrected,
     )
     assert table.startswith("plan (first step recorded):\n") and "instead" in table
@@ -51,6 +52,24 @@ def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(l
     assert later.endswith(" ms to a forward and backward. `ds_adacc report` shows its table")
 
 
+def test_a_plan_for_much_larger_inputs_gets_a_table_of_its_own(log):
+    training = steps(9, 9)
+    plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
+    before = len(log())
+    for step, more in enumerate((1.0, 1.25, 1.26, 1.27), 1):
+        told.observed(replace(plan, without=int(more * plan.without)), SEEN, step, is_corrected=False)
+    assert [text.startswith("plan (") for text in log()[before:]] == [True, False, True, False]
+
+
+def test_steps_that_take_longer_say_why(log):
+    training, before = steps(9), len(log())
+    told = PlanLog(training.agreement, Journal(None), Ranks())
+    told.tries(2)
+    told.tracks(4)
+    told.tracks(8)
+    assert [text.split()[:3] for text in log()[before:]] == [["step", "2", "tries"], ["step", "4", "is"]]
+
+
 def test_a_step_of_other_sizes_than_the_planned_ones_is_called_so(log):
     training = steps(9, 9)
     plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
@@ -59,7 +78,7 @@ def test_a_step_of_other_sizes_than_the_planned_ones_is_called_so(log):
     assert re.search(
         r"\n  held between forward and backward: planned \S+ KiB\n"
         r"    the observed step had other sizes or calls: planned for it 100 B, observed 100 B\n"
-        r"  peak: planned \S+ KiB, with what that step took beyond its plan 1.00 KiB; budget ",
+        r"  peak: planned \S+ KiB, 1.00 KiB as estimated from the observed step, which had other sizes or calls; ",
         table,
     )
 
@@ -98,7 +117,7 @@ def test_a_plan_for_some_block_types_is_new_only_if_theirs_change(log):
     training = steps(9, 9)
     plan, told = training.runtime.controller.plan, PlanLog(training.agreement, Journal(None), Ranks())
     other = steps(12, 12).runtime.controller.plan
-    both = replace(plan, groups=(*plan.groups, *other.groups))
+    both = replace(plan, groups=(*plan.groups, *other.groups), without=other.without)
     before = len(log())
     for step, each in enumerate((both, plan, other), 1):
         told.observed(replace(each, reason="a reason"), SEEN, step, is_corrected=False)
@@ -141,7 +160,8 @@ def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp
     told.decided(plan, 1)
     told.observed(plan, SEEN, 2, is_corrected=False)
     line, table = log()[before:]
-    assert line.startswith("step 1: a plan is made: its peak is ")
+    assert re.match(r"step 1: a plan is made in \d+\.\d s \(.+\): its peak is \S+ KiB, the budget ", line)
+    assert line.endswith(". Its table follows after a step under it")
     names = [f"{met.decision.name} at {met.size}" for met in (here, there)]
     assert all(f"  {name}: 3 calls held at once" in table for name in names)
     assert [each["name"] for each in read(journal)[0]["block_types"]] == names
