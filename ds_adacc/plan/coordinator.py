@@ -115,11 +115,12 @@ class Coordinator:
                 else:
                     which = "New policies are in force"
                 text = (
-                    "no plan is known that fits the budget: %s. %s, with a peak of %s, above the budget. "
-                    '"memory_budget": %s would allow it. A smaller micro-batch needs less'
+                    'no plan is known that fits the budget of %s. %s, with a peak of %s. "memory_budget": %s would '
+                    "allow it. A smaller micro-batch needs less. The reason: %s"
                 )
                 peak, reason = group.solution.peak, group.shortfall.rstrip(".")
-                get_logger().warning(text, reason, which, planner.human_bytes(peak), fraction(peak, plan.without))
+                peak_text, budget_text = planner.human_bytes(peak), planner.human_bytes(plan.budget)
+                get_logger().warning(text, budget_text, which, peak_text, fraction(peak, plan.without), reason)
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""

@@ -85,7 +85,7 @@ def test_injected_outliers_have_the_plan_made_anew():
     assert training.tracked == [3, 5, 9]
     assert len(training.decisions) == 2
     assert training.block_type.capacity[norm] == 1
-    assert "step 9: the outliers of " in training.decisions[1].reason
+    assert training.decisions[1].reason.startswith("the outliers of ")
     training.run(10)
     assert training.tracked == [3, 5, 9, 17]
     assert len(training.decisions) == 2

@@ -352,7 +352,7 @@ class BesideOneThatCalls(Ranks):
 
     def gather(self, thing):
         calls = isinstance(thing, RankRequest)
-        return [thing, replace(thing, reason="peak observed 3.00 MiB")] if calls else [thing]
+        return [thing, replace(thing, reason="a correction")] if calls else [thing]
 
 
 def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
@@ -360,5 +360,5 @@ def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
     training.compare(9)
     controller = training.runtime.controller
     controller._coordinator._ranks = BesideOneThatCalls()
-    assert controller.decide(training.agreement.live_sets, "").reason == "peak observed 3.00 MiB"
+    assert controller.decide(training.agreement.live_sets, "").reason == "a correction"
     assert controller.decide(training.agreement.live_sets, "mine").reason == "mine"
