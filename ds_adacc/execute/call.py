@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
-from ds_adacc.execute.holders import Rebuilt, Replay
+from ds_adacc.execute.holders import Recomputed, Replay
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
@@ -231,7 +231,7 @@ def _empty_holders(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, H
         if replay is None:
             segment = bound.segments[producer]
             replay = replays[producer] = Replay(segment, {i: holders[i] for i in segment.reads})
-        holders[index] = Rebuilt(name, replay, output)
+        holders[index] = Recomputed(name, replay, output)
     return holders
 
 

@@ -43,7 +43,7 @@ class Replay:
         while True:
             run = runs[-1]
             for index, holder in run.inputs:
-                if type(holder) is not Rebuilt or holder.pending is not None:
+                if type(holder) is not Recomputed or holder.pending is not None:
                     run.roots[index] = holder.get()
                     continue
                 tensor = holder.replay.cached(holder.output)
@@ -110,7 +110,7 @@ class _Run:
         self.waits_for = -1
 
 
-class Rebuilt:
+class Recomputed:
     """One output of a replay.
 
     Rule E4: until all its sources are saved, the tensor itself is held in `pending`. A forward that diverges in between
