@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,6 +113,18 @@ class Compact:
             self._look_at_first_update([name for name in moved if of_step[name].learning and not moved[name]])
             self._is_known_to_train = any(rates.learning for rates in of_step.values())
         self.draw(steps)
+
+    @contextmanager
+    def weights_as_trained(self) -> Iterator[None]:
+        """Have each layer's weight say that it requires a gradient, if the layer's proxy does; put that back after."""
+        weights = [layer.weight for layer in self.layers.values() if layer.compact_update.requires_grad]
+        try:
+            for weight in weights:
+                weight.requires_grad_(True)
+            yield
+        finally:
+            for weight in weights:
+                weight.requires_grad_(False)
 
     def _look_at_first_update(self, still: Sequence[str]) -> None:
         """Warn of layers that the first step did not change: the model may read their weights by itself."""

@@ -178,17 +178,21 @@ def compiling_blocks_first(engine: Any, original: Method) -> Method:
     return compile
 
 
-def without_proxies(engine: Any, original: Method) -> Method:
-    """The state dict that ZeRO-3 puts together for `save_16bit_model` and exports: under the model's own names only."""
+def exporting(engine: Any, original: Method) -> Method:
+    """What makes a state dict of the model, such as `module_state_dict`: under the model's own names only.
+
+    With `exclude_frozen_parameters` it has the weights that CompAct trains, which to DeepSpeed are frozen.
+    """
 
     @functools.wraps(original)
-    def consolidated(*args: Any, **kwargs: Any) -> Any:
-        state = original(*args, **kwargs)
+    def export(*args: Any, **kwargs: Any) -> Any:
+        with engine.adacc.compact.weights_as_trained():
+            state = original(*args, **kwargs)
         for name in engine.adacc.compact.layers if state is not None else ():
             state.pop(f"{name}.{PROXY}", None)
         return state
 
-    return consolidated
+    return export
 
 
 _ALWAYS = {"compile": compiling_blocks_first, "save_checkpoint": saving, "load_checkpoint": loading}
@@ -198,5 +202,8 @@ HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {
     "step": ending_step,
     **_ALWAYS,
 }
-COMPACT_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"_zero3_consolidated_16bit_state_dict": without_proxies}
+COMPACT_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {
+    "module_state_dict": exporting,
+    "_zero3_consolidated_16bit_state_dict": exporting,
+}
 PIPELINE_HOOKS: Mapping[str, Callable[[Any, Method], Method]] = {"train_batch": ending_batch, **_ALWAYS}

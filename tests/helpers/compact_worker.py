@@ -160,7 +160,22 @@ def exported_from(engine, folder):
         model.load_state_dict({name: value for name, value in merged.items() if name not in proxies})
         served = (f"{name}.weight" for name in engine.adacc.compact.layers)
         assert all(torch.equal(merged[name].float(), whole[name]) for name in served)
-    return {"exported": None if found is None else list(found)}
+    some = without_frozen(engine, engine.module.blocks[0].fc1)
+    return {name: state and list(state) for name, state in (("exported", found), ("without_frozen", some))}
+
+
+def without_frozen(engine, layer):
+    """The weights that are exported without frozen parameters, while this layer is frozen."""
+    frozen = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    is_partitioned = engine.zero_optimization_stage() == 3
+    export = engine._zero3_consolidated_16bit_state_dict if is_partitioned else engine.module_state_dict
+    found = export(exclude_frozen_parameters=True)
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    assert not any(each.weight.requires_grad for each in engine.adacc.compact.layers.values())
+    return found
 
 
 def refused(folder):

@@ -95,6 +95,13 @@ def test_what_is_saved_and_exported_has_the_models_own_names(ranks, name):
     assert ranks[0]["resumed"][name]["exported"] == list(new_model().state_dict())
 
 
+@by_name(RESUMED)
+def test_an_export_without_frozen_parameters_has_the_weights_that_train(ranks, name):
+    """One layer is frozen by the user."""
+    trained = [each for each in new_model().state_dict() if not each.startswith("blocks.0.fc1.")]
+    assert ranks[0]["resumed"][name]["without_frozen"] == trained
+
+
 def test_checkpoints_of_other_shapes_are_refused_before_anything_is_loaded(ranks):
     for rank in ranks:
         other_rank, without, plain, excluded = rank["refused"]
