@@ -13,7 +13,15 @@ from torch import nn
 from ds_adacc.compact.boundary import add_update, reset
 from ds_adacc.compact.choice import Chosen, choose
 from ds_adacc.compact.linear import CompactLinear, serve, unserve
-from ds_adacc.compact.optimized import Group, Rates, exchange, exchange_back, rates, refuse_coupled_decay
+from ds_adacc.compact.optimized import (
+    Group,
+    Rates,
+    exchange,
+    exchange_back,
+    rates,
+    refuse_coupled_decay,
+    refuse_reading_values,
+)
 from ds_adacc.compact.projection import draw, key_of
 from ds_adacc.compact.shared import Shared, partners
 from ds_adacc.config import CompactConfig, ConfigError
@@ -78,6 +86,7 @@ class Compact:
                 f"adacc.compact: the optimizer {type(optimizer).__name__} does not train the proxy of layer "
                 f"{min(missing)!r}; it must keep the parameter groups that it is given"
             )
+        refuse_reading_values(optimizer)
         refuse_coupled_decay(optimizer)
         self.continue_from(seed, 0)
 

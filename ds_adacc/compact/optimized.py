@@ -13,6 +13,9 @@ from ds_adacc.config import ConfigError
 
 _TAG = "compact"  # a key of parameter groups: the names of the served layers whose proxies are in the group
 _DECOUPLED = ("AdamW", "Lion", "Muon")  # parts of the names of optimizers without a flag for it
+# Parts of the names of optimizers that read the values of parameters: the size, the distance so far, an average.
+_READ_VALUES = ("adafactor", "lamb", "lars", "larc", "adamp", "sgdp", "asgd", "dog", "prodigy", "dadapt")
+_READ_VALUES += ("schedulefree", "lookahead")
 
 Group = dict[str, Any]
 
@@ -77,6 +80,26 @@ def refuse_coupled_decay(optimizer: Any) -> None:
             raise ConfigError(
                 f"adacc.compact: weight_decay = {decay} of {type(optimizer).__name__} is added to the gradient, which "
                 "cannot be done for compressed gradients; use AdamW, or a weight_decay of 0 for these layers"
+            )
+
+
+def refuse_reading_values(optimizer: Any) -> None:
+    """Raises ConfigError if the optimizer reads the values of the parameters that it trains. It is known by its name.
+
+    The proxy is zero at every step. So a step that is made in proportion to the weight, as Adafactor's and LAMB's are,
+    would be near zero.
+    """
+    names = [cls.__name__.lower() for cls in type(optimizer).__mro__]
+    if not any(word in name for word in _READ_VALUES for name in names):
+        return
+    for group in optimizer.param_groups:
+        scales = group.get("scale_parameter")  # a flag of the Adafactor of transformers: without it no value is read
+        if group.get(_TAG) and scales is not False:
+            more = "set its scale_parameter to False, or " if scales else ""
+            raise ConfigError(
+                f"adacc.compact: the optimizer {type(optimizer).__name__} reads the values of the weights, and CompAct "
+                f"gives it proxies, which are zero; {more}use one that reads gradients only, such as AdamW, SGD, Lion "
+                'or Muon, or remove "compact" from the section'
             )
 
 

@@ -103,3 +103,10 @@ def test_an_optimizer_that_drops_the_groups_is_refused():
     engine.optimizer = torch.optim.SGD([layer.compact_update for layer in compact.layers.values()], lr=0.1)
     with pytest.raises(ConfigError, match=r"SGD does not train the proxy of layer 'block\.fc1'"):
         compact.begin(engine, seed=0)
+
+
+def test_an_optimizer_that_reads_values_is_refused_before_it_steps():
+    engine, compact = engine_of(Reading(), rank=4)
+    engine.basic_optimizer = torch.optim.Adafactor(engine.optimizer.param_groups)
+    with pytest.raises(ConfigError, match="Adafactor reads the values of the weights, and CompAct gives it proxies"):
+        compact.begin(engine, seed=0)
