@@ -15,7 +15,7 @@ from ds_adacc.record.capture import Capture
 
 def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> planner.Profile:
     """The block's profile. The tensors of the captured call must still be alive. Rule P3: no generator is moved."""
-    with unmoved(recording.generators):
+    with unmoved((*recording.generators, codecs.generator)):
         timer = Timer(captured.tensors.device)
         offers = codec_costs(recording, captured.tensors, codecs, timer)
         # Replays and backward steps allocate their operator's tensors again. Beside the block's own, there may be no

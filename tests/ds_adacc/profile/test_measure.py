@@ -60,3 +60,13 @@ def test_a_lossy_codec_is_lossy_for_zeros_too():
     offers = profile.codecs[value.index]
     assert offers
     assert all(cost.error == 0 and not cost.lossless for cost in offers)
+
+
+def test_measuring_draws_no_number_that_stochastic_rounding_would_draw():
+    """A run that takes its profiles from the cache rounds as the run did that has measured them."""
+    codecs = maker(codecs="paper", rounding="stochastic")
+    before = codecs.generator.get_state()
+    found = captured(zoo.GPTBlock(dropout=0.0), torch.randn(2, 32, zoo.WIDTH, requires_grad=True))
+    profile = measure.measure(found.recording, found, codecs)
+    assert any(cost.error for offers in profile.codecs for cost in offers)
+    assert torch.equal(codecs.generator.get_state(), before)
