@@ -217,14 +217,15 @@ def _fault(connection: sqlite3.Connection) -> str | None:
 
 
 def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
-    row = connection.execute("SELECT profile FROM profiles WHERE key = ?", (key,)).fetchone()
+    # As bytes: sqlite3 raises an error of its own for a text that damage has made no UTF-8.
+    row = connection.execute("SELECT CAST(profile AS BLOB) FROM profiles WHERE key = ?", (key,)).fetchone()
     if row is None:
         return None
     try:
         return _PROFILE.validate_json(row[0])
     except ValidationError as error:
         # The text is compared too: another process may have put a good profile in its place.
-        connection.execute("DELETE FROM profiles WHERE key = ? AND profile = ?", (key, row[0]))
+        connection.execute("DELETE FROM profiles WHERE key = ? AND CAST(profile AS BLOB) = ?", (key, row[0]))
         text = "profile %s in the cache cannot be read (%s: %s): it was deleted, and its block is measured again"
         get_logger().warning(text, key, type(error).__name__, str(error))
         return None

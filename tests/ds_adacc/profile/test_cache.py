@@ -268,6 +268,23 @@ def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
     assert len(warnings()) == 1
 
 
+def test_a_row_that_a_flipped_bit_has_made_no_utf_8_is_deleted_alone(path, warnings):
+    kept = ProfileCache(path)
+    kept.save("good", profile())
+    kept.save("bad", replace(profile(), noise=0.0625))
+    content = path.read_bytes()
+    at = content.index(b'"noise":0.0625') + 1
+    path.write_bytes(content[:at] + bytes([content[at] | 0x80]) + content[at + 1 :])
+    assert kept.load("bad") is None
+    (warning,) = warnings()
+    assert warning.startswith("profile bad in the cache cannot be read (")
+    assert kept.load("good") == profile()
+    assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
+    kept.save("bad", profile())
+    assert kept.load("bad") == profile()
+    assert len(warnings()) == 1
+
+
 def unusable(path, reason):
     return (
         f"the profile cache {path} cannot be used ({reason}): from now on this run measures every new block and keeps "
