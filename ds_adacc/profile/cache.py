@@ -57,17 +57,31 @@ def open_default() -> ProfileCache | None:
         return None
 
 
-def profile_key(digest: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig) -> str:
+def profile_key(
+    digest: str, code: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig
+) -> str:
     """A SHA-256, in hexadecimal, of everything that a measurement depends on (Rule P7).
 
-    That is the `digest` of the block's recording, the names of the codecs in `offers` for each value, the device, the
-    versions of the packages, the sources of the kernels and of this room, which says how things are measured, and those
-    keys of the section that change what a codec does.
+    That is the `digest` of the block's recording, that of the `code` of its Functions, the names of the codecs in
+    `offers` for each value, the device, the versions of the packages, the sources of the kernels and of this room,
+    which says how things are measured, those keys of the section that change what a codec does, and torch's switches.
     """
     measured = {key: getattr(section, key) for key in _MEASURED}
     sources = [_sources_digest(folder) for folder in (Path(kernels.__file__).parent, _ROOM)]
-    parts = [digest, [list(names) for names in offers], device_name(device), versions(), sources, measured]
+    offered = [list(names) for names in offers]
+    parts = [digest, code, offered, device_name(device), versions(), sources, measured, _switches()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _switches() -> list[object]:
+    """Torch's switches that decide with which kernels an operator runs."""
+    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    # `torch.get_float32_matmul_precision` raises an error if a program has set one of these.
+    precise = (cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
+    half = (cuda.allow_fp16_accumulation, cuda.allow_fp16_reduced_precision_reduction)
+    half += (cuda.allow_bf16_reduced_precision_reduction,)
+    how = (torch.are_deterministic_algorithms_enabled(), cudnn.enabled, cudnn.deterministic, cudnn.benchmark)
+    return [*(each.fp32_precision for each in precise), *half, *how]
 
 
 @functools.cache  # this process runs the kernels that it has loaded: a later edit does not concern it

@@ -11,6 +11,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache, describe, profile_key
 from ds_adacc.profile.codec_maker import CodecMaker
+from ds_adacc.profile.function_code import digest_of
 from ds_adacc.profile.measure import measure
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
@@ -38,7 +39,8 @@ class Profiler:
             return self._measure(recording, captured)
         device = captured.tensors.device
         offers = [self._codecs.on_offer(value, recording) for value in recording.values]
-        key = profile_key(recording.digest, offers, device, self._config)
+        code = digest_of(op.func.cls for op in recording.ops if op.is_function)
+        key = profile_key(recording.digest, code, offers, device, self._config)
         profile = self._cache.load(key)
         if profile is None or not _is_of(profile, recording):
             profile = self._measure(recording, captured)

@@ -97,8 +97,8 @@ def test_the_default_is_in_the_cache_folder(monkeypatch):
     assert default_path() == Path("/home/me/.cache/ds_adacc/profiles.sqlite")
 
 
-def key(digest="d", offers=((), ("outlier",)), **section):
-    return profile_key(digest, offers, CPU, load({"adacc": section}))
+def key(digest="d", code="c", offers=((), ("outlier",)), **section):
+    return profile_key(digest, code, offers, CPU, load({"adacc": section}))
 
 
 def test_a_key_is_the_same_for_the_same_measurement():
@@ -110,6 +110,7 @@ def test_a_key_is_the_same_for_the_same_measurement():
     "changed",
     [
         {"digest": "e"},
+        {"code": "d"},
         {"offers": ((), ("group",))},
         {"offers": (("outlier",), ())},
         {"backend": "reference"},
@@ -121,6 +122,43 @@ def test_a_key_is_the_same_for_the_same_measurement():
 )
 def test_what_changes_a_measurement_changes_the_key(changed):
     assert key(**changed) != key()
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "value"),
+    [
+        (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        (torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+        (torch.backends.cuda.matmul, "allow_fp16_accumulation", True),
+        (torch.backends.cudnn, "benchmark", True),
+    ],
+)
+def test_a_switch_of_torch_changes_the_key(holder, name, value):
+    before, was = key(), getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        assert key() != before
+    finally:
+        setattr(holder, name, was)
+    assert key() == before
+
+
+@pytest.mark.parametrize(
+    ("switch", "value", "was"),
+    [
+        (torch.set_float32_matmul_precision, "medium", "highest"),
+        (torch.use_deterministic_algorithms, True, False),
+    ],
+)
+def test_a_mode_of_torch_changes_the_key(switch, value, was):
+    switch(was)
+    before = key()
+    switch(value)
+    try:
+        assert key() != before
+    finally:
+        switch(was)
+    assert key() == before
 
 
 @pytest.mark.parametrize("package", ["torch", "ds_adacc", "deepspeed", "numba", "cupy", "cupy-cuda13x", "liger-kernel"])

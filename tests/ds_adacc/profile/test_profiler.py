@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 import torch
 import zoo
+from functions import Block, Plain, batch
 from pydantic import TypeAdapter
 
 from ds_adacc import planner
@@ -75,6 +76,27 @@ def test_a_run_that_need_not_measure_decides_the_same(path):
 
 def test_without_a_cache_every_run_measures():
     assert [meet(None)[1] for _ in range(2)] == [1, 1]
+
+
+class Tripled(Plain):
+    """A Function that the user edits."""
+
+
+def test_a_block_whose_function_was_edited_is_measured_again(path, monkeypatch):
+    """The program stays the same: a call of a Function is one operator of it."""
+
+    def measured():
+        runtime = start(path, codecs="none")
+        runtime.checkpoint(Block(Tripled), batch()).sum().backward()
+        runtime.controller.end_backward()
+        return runtime.profiler.measured
+
+    def edited(ctx, grad):
+        return Plain.backward(ctx, grad) * 1
+
+    assert [measured(), measured()] == [1, 0]
+    monkeypatch.setattr(Tripled, "backward", staticmethod(edited))
+    assert [measured(), measured()] == [1, 0]
 
 
 def test_another_offer_of_codecs_is_measured(path):
