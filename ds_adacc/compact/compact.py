@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -106,10 +107,23 @@ class Compact:
         self.seed, self._epoch = seed, None
         self.draw(applied_steps)
 
+    def rates_of(self, optimizer: Any) -> dict[str, Rates]:
+        """The rates of the step that the engine's optimizer is about to make, by layer.
+
+        An optimizer that trains a proxy itself, as in fp32 without ZeRO, leaves it alone if it has no gradient. Then
+        the weight does not decay, as without CompAct. DeepSpeed's other optimizers take zeros for a missing gradient.
+        """
+        found = rates(optimizer)
+        trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, layer in self.layers.items():
+            if layer.compact_update.grad is None and id(layer.compact_update) in trained:
+                found[name] = replace(found[name], decay=0.0)
+        return found
+
     def end_step(self, engine: Any, of_step: Mapping[str, Rates]) -> None:
         """After an optimizer step that was applied: update the weights, and draw new projections if they are due.
 
-        `of_step`: the `rates` of that step, read before it: schedules change them. Every rank must call.
+        `of_step`: the `rates_of` that step, read before it: schedules change them. Every rank must call.
         """
         steps = applied_steps(engine)
         moved = {}

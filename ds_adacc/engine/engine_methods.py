@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ds_adacc.compact.linear import PROXY
-from ds_adacc.compact.optimized import rates
 from ds_adacc.engine.checkpoint import loading, saving
 from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled_blocks import compile_blocks
@@ -88,7 +87,7 @@ def ending_step(engine: Any, original: Method) -> Method:
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         before, compact = engine.global_steps, engine.adacc.compact
-        of_step = None if compact is None else rates(engine.optimizer)  # the schedule moves within the call
+        of_step = None if compact is None else compact.rates_of(engine.optimizer)  # the schedule moves within the call
         engine.adacc.runtime.controller.end_pending_pass()
         with engine.adacc.stepping():
             result = original(*args, **kwargs)

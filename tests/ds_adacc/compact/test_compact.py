@@ -8,7 +8,7 @@ import zoo
 from torch import nn
 
 from ds_adacc.compact.compact import convert
-from ds_adacc.compact.optimized import groups_of, rates
+from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import CompactConfig, ConfigError
 
 
@@ -34,7 +34,7 @@ def engine_of(block, **section):
 
 def step(engine, compact, block, skipped=False):
     block(torch.ones(2, 8)).sum().backward()
-    of_step = rates(engine.optimizer)
+    of_step = compact.rates_of(engine.optimizer)
     engine.global_steps += 1
     if skipped:
         engine.skipped_steps += 1
@@ -96,6 +96,22 @@ def test_a_layer_that_is_not_called_is_named_once(caplog):
     assert caplog.text.count("the first step left the weight of block.read unchanged (such layers: 1)") == 1
     changed = [name for name, layer in compact.layers.items() if not torch.equal(layer.weight, before[name])]
     assert changed == ["block.called"]
+
+
+def test_a_layer_without_a_gradient_does_not_decay():
+    """AdamW leaves a parameter alone that has none: one that is frozen in the middle of training, or not called."""
+    block = Reading()
+    engine, compact = engine_of(block, rank=4)
+    groups = [{**group, "weight_decay": 0.5} for group in engine.optimizer.param_groups]
+    engine.optimizer = torch.optim.AdamW(groups)
+    read, called = block.read.weight.detach().clone(), block.called.weight.detach().clone()
+    step(engine, compact, block)
+    assert torch.equal(block.read.weight, read)
+    assert not torch.equal(block.called.weight, called)
+    compact.layers["block.called"].compact_update.requires_grad_(False)
+    called = block.called.weight.detach().clone()
+    step(engine, compact, block)
+    assert torch.equal(block.called.weight, called)
 
 
 def test_an_optimizer_that_drops_the_groups_is_refused():
