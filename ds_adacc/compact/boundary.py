@@ -51,12 +51,20 @@ def reset(engine: Any, proxies: Sequence[nn.Parameter]) -> None:
             master.zero_()
         if hasattr(proxy, "ds_id"):
             proxy.ds_tensor.data.zero_()
-            zeros = torch.zeros(proxy.ds_tensor.numel(), dtype=torch.float32, device=proxy.ds_tensor.device)
-            deepspeed.utils.safe_set_local_fp32_param(proxy, zeros)
+            _zero_master_of_part(proxy)
     persistent = getattr(engine.optimizer, "persistent_parameters", None)
     if persistent:  # small weights, of which ZeRO-3 keeps a whole copy on every rank
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
+
+
+def _zero_master_of_part(proxy: nn.Parameter) -> None:
+    """Set the master copy of this rank's partition to zero. A frozen proxy's too: the optimizer's moments move it."""
+    zeros = torch.zeros(proxy.ds_tensor.numel(), dtype=torch.float32, device=proxy.ds_tensor.device)
+    trains = proxy.requires_grad
+    proxy.requires_grad_(True)  # DeepSpeed sets nothing of a frozen parameter
+    deepspeed.utils.safe_set_local_fp32_param(proxy, zeros)
+    proxy.requires_grad_(trains)
 
 
 def _add(part: Tensor, start: int, update: Tensor, layer: CompactLinear, by: tuple[float, float, int]) -> None:

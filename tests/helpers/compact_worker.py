@@ -30,6 +30,7 @@ EXACT = (
     Case(3, offload="optimizer, parameters", persistent=True),
 )
 ROUNDED = (Case(0, "bf16"), Case(0, "fp16"), Case(1, "bf16"), Case(3, "fp16"))
+FROZEN = (Case(0), Case(1), Case(3))
 RESUMED = (Case(0), Case(2, "bf16"), Case(3, "bf16"))
 SAVED_AFTER = 2
 
@@ -143,6 +144,18 @@ def resumed(case, folder):
     return {"losses": losses, "again": again, "sums": [digest(weights(whole)), digest(weights(part))], **exported}
 
 
+def frozen(case):
+    """The norms of two layers' weights after each step. The script freezes the block of the first after two."""
+    engine, norms = engine_of(case), []
+    for step in range(2 + STEPS):
+        if step == 2:
+            engine.module.blocks[0].requires_grad_(False)
+        take_step(engine, step)
+        whole = weights(engine)
+        norms.append([whole[f"blocks.{block}.fc1.weight"].norm().item() for block in range(2)])
+    return norms
+
+
 def exported_from(engine, folder):
     """Whether a plain model takes the weights that were saved or exported, and the proxies that are among them."""
     if engine.zero_optimization_stage() == 3:
@@ -246,6 +259,7 @@ def main(out):
         "exact": {label(case): beside_reference(case) for case in EXACT},
         "rounded": {label(case): rounded(case) for case in ROUNDED},
         "resumed": {label(case): resumed(case, out / label(case)) for case in RESUMED},
+        "frozen": {label(case): frozen(case) for case in FROZEN},
         "refused": refused(out / label(RESUMED[0])),
         "planned": planned(Case(3)),
         "orthonormal": orthonormal(),

@@ -5,7 +5,7 @@ import math
 import deepspeed
 import pytest
 import torch
-from compact_worker import EXACT, RANK, RESUMED, ROUNDED, SAVED_AFTER, STEPS, label, new_model
+from compact_worker import EXACT, FROZEN, RANK, RESUMED, ROUNDED, SAVED_AFTER, STEPS, label, new_model
 from deepspeed.pipe import PipelineModule
 from launch import on_ranks, told
 
@@ -118,6 +118,15 @@ def test_a_plan_that_recomputes_changes_no_bit_under_zero_3(ranks):
         assert run["losses"] == retaining["losses"]
         assert all(run["replays"])
         assert run["held"] < 0.6 * retaining["held"]
+
+
+def test_a_block_that_is_frozen_in_the_middle_trains_on_as_deepspeed_has_it(ranks):
+    """Without ZeRO AdamW leaves it alone. Under ZeRO it gets a gradient of zeros, and its moments still move it."""
+    plain, first, third = (ranks[0]["frozen"][label(case)] for case in FROZEN)
+    assert len({step[0] for step in plain[1:]}) == 1
+    assert len({step[1] for step in plain}) == len(plain)
+    assert len({step[0] for step in first}) == len(first)
+    assert torch.allclose(torch.tensor(third), torch.tensor(first), rtol=1e-5)
 
 
 def test_sgd_with_an_orthonormal_projection_is_sgd(ranks):
