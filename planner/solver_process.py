@@ -37,8 +37,9 @@ _CHILD = "import sys; sys.path[:] = sys.argv[1:]; from ds_adacc.planner import s
 def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> Solution:
     """As `solve_per_block`, and as reproducible, but in a process of its own (about 0.3 s to start).
 
-    Waits for at most `2 * max_seconds + 5` seconds. If the process gives no answer by then, or ends without one, the
-    policies are those of `without_solver`. Raises what `solve_per_block` raises.
+    Waits for the process for at most `2 * max_seconds + 5` seconds. If it gives no answer by then, or ends without one,
+    the policies are those of `without_solver`, which takes time too: some seconds for dozens of block types. Raises
+    what `solve_per_block` raises.
     """
     check_request(budget, max_seconds)
     parts = split(problem)
@@ -52,8 +53,8 @@ def solve_in_process(problem: Problem, budget: int, *, max_seconds: float) -> So
 def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
     """As `least_peak`, in a process of its own.
 
-    If the solver finds none in time, or its process gives no answer, the policies are the leanest of simple rules.
-    Raises ValueError for a bad argument.
+    If the solver finds none in time, or its process gives no answer, the policies are the leanest of simple rules. It
+    waits as `solve_in_process` does. Raises ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     parts = split(problem)
