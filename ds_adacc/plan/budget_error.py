@@ -38,7 +38,10 @@ def explained(
 
     `recordings` are by block type; those of other ranks' block types are not known here.
     """
+    problems = [request.problem(names) for names in request.live_sets]
     words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
+    if any(map(_awaits_trial, problems)):
+        words += ", if its lossy choices keep adacc.max_gradient_error when they are tried,"
     lines = [
         f"{asked}: this is too small for the blocks' activations, which take {planner.human_bytes(without)} without "
         "checkpointing.",
@@ -46,7 +49,6 @@ def explained(
         "Both budgets are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
         "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]
-    problems = [request.problem(names) for names in request.live_sets]
     solutions = [planner.leanest(problem, "") for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
     in_one_block = solution.peak - sum(solution.held)
@@ -82,6 +84,12 @@ def fraction(nbytes: int, without: int) -> str:
     if budget_bytes(of, without, 0) < nbytes:  # by one byte, for what a floating-point number loses
         of = MemoryBudget("fraction", (parts + 1) / 10**_FRACTION_DIGITS)
     return "1.0" if of.amount == 1 else f"{of.amount:g}"  # 1 reads like a byte
+
+
+def _awaits_trial(problem: planner.Problem) -> bool:
+    """Whether a plan may choose a lossy codec, of whose error an estimate is all that is known before its trial."""
+    costs = (cost for block_type in problem.block_types for offers in block_type.profile.codecs for cost in offers)
+    return problem.max_gradient_error is not None and not all(cost.lossless for cost in costs)
 
 
 def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recording]) -> bool:

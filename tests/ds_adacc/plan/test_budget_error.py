@@ -17,8 +17,8 @@ from ds_adacc.plan.budget_error import BudgetTooSmall, fraction
 from ds_adacc.runtime.runtime import Runtime
 
 
-def refused(budget, dropout=0.1, layers=6):
-    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}}
+def refused(budget, dropout=0.1, layers=6, **section):
+    section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}} | section
     runtime = Runtime(load({"adacc": section}), stepped=True)
     Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout), layers).step(runtime.checkpoint)
     return Adacc(runtime.config, runtime)
@@ -43,6 +43,16 @@ def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
     assert all(re.search(r"' of GPTBlock, [\d.]+ .iB", name) for name in held)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.smallest, copy.budget) == (BudgetTooSmall, text, error.smallest, 1024)
+
+
+@pytest.mark.parametrize(("bound", "is_tried"), [(0.1, True), (None, False)])
+def test_it_promises_nothing_of_lossy_choices_that_are_not_tried_yet(bound, is_tried):
+    with pytest.raises(BudgetTooSmall) as caught:
+        refused("1KiB", codecs="auto", max_gradient_error=bound).end_step()
+    told = str(caught.value).splitlines()[1]
+    condition = ", if its lossy choices keep adacc.max_gradient_error when they are tried, is "
+    assert (condition in told) == is_tried
+    assert (" fits is " in told or " to fit is " in told) != is_tried
 
 
 def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
