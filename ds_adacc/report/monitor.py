@@ -19,14 +19,7 @@ MonitorEvent = tuple[str, float, int]  # a name, a number and engine.global_samp
 def events(controller: Any, samples: int) -> list[MonitorEvent]:
     """The plan in force at the end of an optimizer step, and what was observed of it; empty before the first plan.
 
-    Bytes and seconds are of one forward and backward of this rank's blocks. `Adacc/held_bytes`, `peak_bytes` and
-    `block_seconds` were observed in the first step under the plan; `planned_held_bytes` and so on were predicted. On a
-    CUDA device, `allocated_bytes` and `reserved_bytes` are the whole process's, at their peak until then.
-    `overhead_seconds` is the time that the plan adds, predicted from the measured operators and codecs.
-    `gradient_error/<block>` is the relative error of the block's gradient under its policy, the largest so far.
-    `compression_rate/<role>` is compressed bytes over raw bytes, of the values that a codec holds (CRate, Table 2).
-    `rectifier/interval` (steps to the next tracking step) comes at each step; `rectifier/replanned` (0 or 1) and
-    `rectifier/changed` (how many values are stored differently) at tracking steps.
+    `ds_configs/README.md` says what each event is.
     """
     if controller.plan is None:
         return []
