@@ -24,11 +24,7 @@ The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
 from ds_adacc.planner.baselines import compress_policy, everywhere, peak_without, recompute_policy, retain_policy
-from ds_adacc.planner.error_estimate import (
-    altered_values,
-    gradient_error,
-    stale_ops,
-)
+from ds_adacc.planner.error_estimate import gradient_error, stale_ops
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
@@ -47,7 +43,6 @@ from ds_adacc.planner.profile import (
     is_offloaded,
     nearest_offer,
     on_device,
-    payload_offloaded,
 )
 from ds_adacc.planner.segments import Op, Segment, Segments
 from ds_adacc.planner.simulate import Simulation, chosen_codecs, simulate
@@ -56,11 +51,10 @@ from ds_adacc.planner.solution import (
     NoSolutionInTime,
     Solution,
     evaluate_per_block,
-    evaluate_uniform,
     human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
-from ds_adacc.planner.solve_uniform import least_peak, solve_uniform
+from ds_adacc.planner.solve_uniform import solve_uniform
 from ds_adacc.planner.solver_process import NoAnswer, in_process, least_peak_in_process, solve_in_process
 from ds_adacc.planner.without_solver import leanest
 
@@ -89,11 +83,9 @@ __all__ = [
     "Strictness",
     "Value",
     "added_seconds",
-    "altered_values",
     "chosen_codecs",
     "compress_policy",
     "evaluate_per_block",
-    "evaluate_uniform",
     "everywhere",
     "frontier",
     "gradient_error",
@@ -105,11 +97,9 @@ __all__ = [
     "is_codec",
     "is_offloaded",
     "leanest",
-    "least_peak",
     "least_peak_in_process",
     "nearest_offer",
     "on_device",
-    "payload_offloaded",
     "peak_bytes",
     "peak_without",
     "recompute_policy",

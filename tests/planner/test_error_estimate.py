@@ -15,11 +15,11 @@ from ds_adacc.planner import (
     Problem,
     Profile,
     Value,
-    altered_values,
     gradient_error,
     solve_per_block,
     stale_ops,
 )
+from ds_adacc.planner.error_estimate import altered_values
 
 # x -> norm -> qkv -> (out, lse); backward of the attention reads qkv, out and lse together
 VALUES = ("x", "norm", "qkv", "out", "lse")

@@ -22,11 +22,11 @@ from ds_adacc.planner import (
     gradient_error,
     greedy,
     greedy_policies,
-    least_peak,
     recompute_policy,
     retain_policy,
     solve_uniform,
 )
+from ds_adacc.planner.solve_uniform import least_peak
 
 
 def stores_of(solution):

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, SMALL, examples, points, problems, profiles
 
-from ds_adacc.planner import Problem, least_peak, solve_per_block
+from ds_adacc.planner import Problem, solve_per_block
 from ds_adacc.planner.least_bytes import least_held, least_peak_bound
+from ds_adacc.planner.solve_uniform import least_peak
 
 
 @examples(60)

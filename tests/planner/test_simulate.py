@@ -16,9 +16,9 @@ from ds_adacc.planner import (
     Simulation,
     is_codec,
     nearest_offer,
-    payload_offloaded,
     simulate,
 )
+from ds_adacc.planner.profile import payload_offloaded
 
 
 def test_retain_frees_each_value_after_its_last_use(block):

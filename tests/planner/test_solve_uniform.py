@@ -21,12 +21,12 @@ from ds_adacc.planner import (
     added_seconds,
     everywhere,
     greedy,
-    least_peak,
     peak_bytes,
     recompute_policy,
     retain_policy,
     solve_uniform,
 )
+from ds_adacc.planner.solve_uniform import least_peak
 
 MIB = 2**20
 

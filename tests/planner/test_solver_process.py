@@ -16,13 +16,13 @@ from ds_adacc.planner import (
     everywhere,
     gradient_error,
     in_process,
-    least_peak,
     least_peak_in_process,
     peak_bytes,
     retain_policy,
     solve_in_process,
     solve_per_block,
 )
+from ds_adacc.planner.solve_uniform import least_peak
 
 ISOLATED = [
     Problem((packable("a", 8),)),

@@ -11,12 +11,12 @@ from ds_adacc.planner import (
     InfeasibleBudget,
     Problem,
     Strictness,
-    evaluate_uniform,
     gradient_error,
     least_peak_in_process,
     peak_bytes,
     solve_in_process,
 )
+from ds_adacc.planner.solution import evaluate_uniform
 from ds_adacc.planner.split_by_strictness import merged, split
 
 SHARP = Strictness((1.0, 1.0, 100.0, 1.0, 1.0), (0.0, 0.0, 1000.0))

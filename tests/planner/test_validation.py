@@ -15,12 +15,12 @@ from ds_adacc.planner import (
     Profile,
     Value,
     frontier,
-    least_peak,
     peak_bytes,
     solve_in_process,
     solve_per_block,
     solve_uniform,
 )
+from ds_adacc.planner.solve_uniform import least_peak
 
 X = Value("x", "block input", 4, None, True)
 Y = Value("y", "", 4, 0, True)

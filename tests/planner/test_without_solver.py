@@ -22,11 +22,11 @@ from ds_adacc.planner import (
     everywhere,
     gradient_error,
     greedy,
-    least_peak,
     peak_bytes,
     retain_policy,
     solve_per_block,
 )
+from ds_adacc.planner.solve_uniform import least_peak
 from ds_adacc.planner.without_solver import leanest, without_solver
 
 

@@ -18,6 +18,7 @@ from ds_adacc.engine import api as engine
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.planner import InfeasibleBudget
+from ds_adacc.planner.solution import evaluate_uniform
 from ds_adacc.profile import codec_maker
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.runtime.find_blocks import find_blocks
@@ -236,7 +237,7 @@ def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
     assert "New blocks take the leanest policies found, and the others keep theirs, with a peak of" in caplog.text
     (new,) = (block_type for block_type in plan.block_types if block_type.name not in before)
     assert before.items() <= after.items()
-    recomputed = planner.evaluate_uniform(planner.Problem((new,)), [planner.recompute_policy(new.profile)])
+    recomputed = evaluate_uniform(planner.Problem((new,)), [planner.recompute_policy(new.profile)])
     assert budget < plan.peak < recomputed.peak
     for time in (64, 64):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
@@ -293,7 +294,7 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
     assert longer.count == shorter.count == 3
     for each in (longer, shorter):
         retained = planner.Problem((each,)), [planner.retain_policy(each.profile)]
-        assert planner.evaluate_uniform(*retained).peak <= plan.without
+        assert evaluate_uniform(*retained).peak <= plan.without
 
 
 def test_the_table_of_a_step_with_other_calls_says_so(caplog):

@@ -10,6 +10,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.execute.host_offload import CudaTransfer, Prefetcher
+from ds_adacc.planner.profile import payload_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
 
@@ -164,7 +165,7 @@ def compressing(recording, device, codecs, is_away):
     for value in recording.values:
         if value.index in recording.saved and (names := MAKER.on_offer(value, recording)):
             codecs.setdefault(value.index, MAKER.make(names[0], device, None))
-            stores[value.index] = planner.payload_offloaded(names[0]) if is_away else names[0]
+            stores[value.index] = payload_offloaded(names[0]) if is_away else names[0]
     return planner.Policy(tuple(stores))
 
 

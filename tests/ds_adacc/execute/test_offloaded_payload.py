@@ -14,6 +14,7 @@ from ds_adacc.config import load
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.host_offload import Prefetcher
+from ds_adacc.planner.profile import payload_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker, empty_holder
 
 MAKER = CodecMaker(load({"adacc": {"codecs": "auto", "group_size": 16, "backend": "reference"}}))
@@ -37,7 +38,7 @@ def stores(recording, codecs, is_away):
     """The policy that compresses with `codecs`, with the payload in host memory if `is_away(its number)`."""
     found = list(planner.retain_policy(profile_of(recording)).stores)
     for number, (index, codec) in enumerate(codecs.items()):
-        found[index] = planner.payload_offloaded(codec.name) if is_away(number) else codec.name
+        found[index] = payload_offloaded(codec.name) if is_away(number) else codec.name
     return planner.Policy(tuple(found))
 
 

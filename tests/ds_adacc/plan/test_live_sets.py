@@ -11,6 +11,7 @@ from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.live_sets import Component
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.plan.solve import solve
+from ds_adacc.planner.solve_uniform import least_peak
 
 CONFIG = load({"adacc": {"codecs": "none", "solver": {"max_seconds": 60.0}}})
 AB, AC = frozenset("ab"), frozenset("ac")
@@ -23,10 +24,6 @@ def in_this_process():
         patch.setattr(planner, "solve_in_process", planner.solve_per_block)
         patch.setattr(planner, "least_peak_in_process", least_peak)
         yield
-
-
-def least_peak(problem, *, max_seconds):
-    return planner.least_peak(problem, max_seconds)
 
 
 @st.composite

@@ -8,6 +8,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.plan.solve import Forgiven, smallest_bound, solve
+from ds_adacc.planner.solution import evaluate_uniform
 
 CONFIG = load({"adacc": {"codecs": "none"}})
 
@@ -68,7 +69,7 @@ def no_solver(monkeypatch):
 
 
 def peak(block_type, policy):
-    return planner.evaluate_uniform(planner.Problem((block_type,)), [policy]).peak
+    return evaluate_uniform(planner.Problem((block_type,)), [policy]).peak
 
 
 @pytest.mark.usefixtures("no_solver")

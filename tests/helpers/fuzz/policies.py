@@ -12,6 +12,7 @@ from ds_adacc.config.presets import ROLES
 from ds_adacc.execute.course import flat
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import CODECS, separates_outliers
+from ds_adacc.planner.profile import payload_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.program.replay import replay
 
@@ -115,7 +116,7 @@ def _store(recording, index, maker, lot, lossy):
     codecs = [name for name in maker.on_offer(value, recording) if name != "bits"] if lossy else []
     store = lot.choice(codecs) if codecs and lot.random() < 0.7 else lot.choice([planner.RETAIN, *exact])
     moves = planner.is_codec(store) and planner.OFFLOAD in exact and lot.random() < 0.3
-    return planner.payload_offloaded(store) if moves else store
+    return payload_offloaded(store) if moves else store
 
 
 def _named(stores):
