@@ -34,6 +34,7 @@ _UNITS = {
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
 _FRACTION = re.compile(r"0\.\d+|1\.0")
 _PERCENTS = re.compile(r"\s*(\d{1,2}(?:\.\d+)?|100)\s*%\s*")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, Any, str]
@@ -118,12 +119,24 @@ def _memory_budget(value: Any) -> MemoryBudget:
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
     )
-    hint = ""
-    if isinstance(value, str) and _FRACTION.fullmatch(value):
-        hint = f"; did you mean {value}, without quotes?"
-    elif isinstance(value, str) and (percents := _PERCENTS.fullmatch(value)) and float(percents[1]) > 0:
-        hint = f"; did you mean {float(Decimal(percents[1]) / 100):g}?"
-    raise _invalid(((), value, f"must be {choices}{hint}"))
+    raise _invalid(((), value, f"must be {choices}{_meant_budget(value)}"))
+
+
+def _meant_budget(value: Any) -> str:
+    """The end of a message: which budget this value, which is none, is likely to mean; "" if that is not known."""
+    if isinstance(value, str):
+        if _FRACTION.fullmatch(value):
+            return f"; did you mean {value}, without quotes?"
+        if (percents := _PERCENTS.fullmatch(value)) and float(percents[1]) > 0:
+            return f"; did you mean {float(Decimal(percents[1]) / 100):g}?"
+        if _NUMBER.fullmatch(value) and float(value) > 0:
+            meant = f"'{value}GiB'" if float(value) < _FEWEST_BYTES else f"{value}, without quotes"
+            return f"; did you mean {meant}?"
+    elif type(value) is float and 1 < value < _FEWEST_BYTES:
+        fraction = value / 10 if value < 10 else value / 100
+        smaller = f"{fraction:g} or " if fraction <= 1 else ""
+        return f"; a fraction is at most 1; did you mean {smaller}'{value:g}GiB'?"
+    return ""
 
 
 def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
@@ -136,7 +149,9 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))
         hint = "; did you mean 'none'?" if value is None or value is False else ""
-        raise _invalid(((), value, f"must be one of {presets}, or an object of roles and their codecs{hint}"))
+        example = '{"linear": ["outlier", "group"], "key": "channel"}'
+        message = f"must be one of {presets}, or an object of roles and their codecs, such as {example}{hint}"
+        raise _invalid(((), value, message))
     problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
     if problems:
         raise _invalid(*problems)

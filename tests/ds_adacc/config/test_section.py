@@ -176,7 +176,7 @@ def test_memory_budget(value, budget):
 
 @pytest.mark.parametrize(
     "value",
-    [0, -1, 0.0, -0.5, 1.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "12", "12G", "1e9B"],
+    [0, -1, 0.0, -0.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "0", "12G", "1e9B"],
 )
 def test_budgets_that_are_none(value):
     shown = {"None": "null", "True": "true"}.get(repr(value), repr(value))
@@ -190,6 +190,24 @@ def test_budgets_that_are_none(value):
 def test_a_fraction_in_quotes(value):
     (message,) = errors({"memory_budget": value})
     assert message.endswith(f"(0 < decimal number <= 1); did you mean {value}, without quotes?")
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [("12", "'12GiB'"), ("1.5", "'1.5GiB'"), ("596992", "596992, without quotes")],
+)
+def test_a_number_in_quotes_lacks_a_unit(value, meant):
+    (message,) = errors({"memory_budget": value})
+    assert message.endswith(f"(0 < decimal number <= 1); did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [(4.0, "0.4 or '4GiB'"), (1.5, "0.15 or '1.5GiB'"), (40.0, "0.4 or '40GiB'"), (640.0, "'640GiB'")],
+)
+def test_a_fraction_above_1(value, meant):
+    (message,) = errors({"memory_budget": value})
+    assert message.endswith(f"(0 < decimal number <= 1); a fraction is at most 1; did you mean {meant}?")
 
 
 @pytest.mark.parametrize(("value", "fraction"), [("40%", "0.4"), ("12.5 %", "0.125"), ("100%", "1")])
@@ -366,7 +384,8 @@ def test_presets_name_codecs_that_exist():
         (
             {"codecs": ["group"]},
             "adacc.codecs = ['group']: must be one of 'auto', 'paper', 'paper-no-outliers', 'quantization', "
-            "'none', or an object of roles and their codecs",
+            "'none', or an object of roles and their codecs, such as "
+            '{"linear": ["outlier", "group"], "key": "channel"}',
         ),
         (
             {"codecs": {"lineer": "group"}},
@@ -417,7 +436,8 @@ def test_presets_name_codecs_that_exist():
         (
             {"codecs": None},
             "adacc.codecs = null: must be one of 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none', or an "
-            "object of roles and their codecs; did you mean 'none'?",
+            'object of roles and their codecs, such as {"linear": ["outlier", "group"], "key": "channel"}; did '
+            "you mean 'none'?",
         ),
     ],
 )
