@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ds_adacc.config import SECTION, AdaccConfig, read, section_of
-from ds_adacc.config.activation_checkpointing import Options
+from ds_adacc.config import SECTION, AdaccConfig, origin, read, section_of
+from ds_adacc.config.activation_checkpointing import ADVICE, Options
+from ds_adacc.config.activation_checkpointing import SECTION as OPTIONS
 from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.python_state.closure import name_of, with_modules
@@ -197,11 +198,24 @@ def release(model: nn.Module) -> None:
 def turn_off() -> None:
     """The section of an engine says `"enabled": false`: from now on `checkpoint` only calls the function.
 
-    Not if `configure` or another engine has set it up.
+    Not if `configure` or another engine has set it up. A line of log says which key it is.
     """
+    get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
     if not _registry.is_configured:
         _registry.configure(None)
         _registry.is_set_up = True
+
+
+def tell_of_options(ds_config: Mapping[str, Any]) -> None:
+    """Log what DeepSpeed's "activation_checkpointing" section of an engine asks for and `configure` has not set.
+
+    An engine does not read that section, neither DeepSpeed's nor with ds_adacc. Raises ConfigError if it is no object.
+    """
+    ignored = Options.of(ds_config).beyond(_registry.options)
+    if ignored:
+        text = f'ds_adacc decides what blocks hold, without "{OPTIONS}" of ds_config: no effect of {", ".join(ignored)}'
+        advice = [f"In place of {name}, {ADVICE[name]}" for name in ignored if name in ADVICE]
+        get_logger().info("%s", ". ".join([text, *advice]))
 
 
 def note_start() -> None:

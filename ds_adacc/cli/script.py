@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ds_adacc.cli.checks import Absent
-from ds_adacc.config import SECTION, load
+from ds_adacc.config import SECTION, load, origin
 
 _SET = f'add a section to it: "{SECTION}": {{"memory_budget": 0.4}}; or set ADACC_CONFIG to that section'
 _LAUNCH = "; or leave the script as it is and launch it by `{} --module ds_adacc.run SCRIPT`"
@@ -35,8 +34,7 @@ def check_config(path: str) -> str:
     section = load(path)
     if section is None:
         raise Absent(f'{path} has no "{SECTION}" section, or says "enabled": false in it', _SET)
-    origin = "from ADACC_CONFIG" if os.environ.get("ADACC_CONFIG") else f"of {path}"
-    return f'the "{SECTION}" section {origin} is valid'
+    return f'the "{SECTION}" section {origin(path)} is valid'
 
 
 def check_script(path: str) -> str:

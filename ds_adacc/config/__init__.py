@@ -12,7 +12,7 @@ names everything that is wrong, each with the nearest valid name.
 """
 
 from ds_adacc.config.presets import UNBOUNDED
-from ds_adacc.config.reader import load, read, section_of
+from ds_adacc.config.reader import load, origin, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
     LARGEST_BOUND,
@@ -39,6 +39,7 @@ __all__ = [
     "SolverConfig",
     "codecs_for",
     "load",
+    "origin",
     "read",
     "section_of",
 ]

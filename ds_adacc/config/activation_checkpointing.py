@@ -10,6 +10,13 @@ from typing import Any
 from ds_adacc.config import ConfigError, read
 
 SECTION = "activation_checkpointing"
+_CONFIGURE = "call ds_adacc.checkpointing.configure(mpu, ds_config)"
+ADVICE = {  # what to do in place of a key that an engine does not read
+    "partition_activations": f"{_CONFIGURE}, and block inputs are shared among tensor-parallel ranks",
+    "cpu_checkpointing": 'have "offload": true (the default) in the "adacc" section, and tensors of a CUDA device wait '
+    f"in host memory where that pays; or {_CONFIGURE}, and all retained block inputs wait there",
+    "profile": "see the seconds in `ds_adacc report`",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,11 @@ class Options:
         if options.contiguous_memory_optimization and options.number_checkpoints is None:
             raise AssertionError("contiguous checkpointing needs the number of layers (number_checkpoints)")
         return options
+
+    def beyond(self, in_force: Options) -> tuple[str, ...]:
+        """The keys that ask for something, which is neither DeepSpeed's default nor in force."""
+        names, default = [field.name for field in fields(self)], Options()
+        return tuple(n for n in names if getattr(self, n) not in (getattr(default, n), getattr(in_force, n)))
 
     @property
     def without_effect(self) -> tuple[str, ...]:

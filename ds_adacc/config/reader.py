@@ -68,6 +68,15 @@ def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappin
     return _with_environment(_read(ds_config))
 
 
+def origin(ds_config: str = "ds_config") -> str:
+    """Where the section comes from, in words: the environment variable if it is set, or `ds_config`."""
+    return f"from {ENVIRONMENT}" if _given() else f"of {ds_config}"
+
+
+def _given() -> str:
+    return os.environ.get(ENVIRONMENT, "").strip()
+
+
 def _read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
     if ds_config is None or isinstance(ds_config, Mapping):
         return ds_config or {}
@@ -93,7 +102,7 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     with the section, or with a ds_config that has it. Raises ConfigError if it is neither, and if ds_config has another
     section too.
     """
-    given = os.environ.get(ENVIRONMENT, "").strip()
+    given = _given()
     if not given:
         return document
     try:

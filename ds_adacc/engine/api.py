@@ -75,6 +75,7 @@ def initialize(
             if section.compact is not None:
                 refuse_compact(ds_config, model)
             blocks = blocks_to_serve(model, section, stage)
+            checkpointing.tell_of_options(ds_config)
             if section.compact is not None:
                 groups = groups_of(model, model_parameters, optimizer)
                 compact = convert(model, blocks, section.compact, groups)
@@ -131,7 +132,8 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         raise TypeError(
             f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
         )
-    section = _section_of(engine.config if config is None else config)
+    ds_config = read(engine.config if config is None else config)
+    section = _section_of(ds_config)
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
         if section != served.config:
@@ -158,6 +160,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         )
     stage = engine.zero_optimization_stage()
     blocks = blocks_to_serve(engine.module, section, stage)
+    checkpointing.tell_of_options(ds_config)
     with ExitStack() as undo:
         if blocks and stage == 3:
             undo.callback(make_late_leaves(engine, blocks))
@@ -268,8 +271,7 @@ def _planning_ranks(engine: Any, max_seconds: float) -> Ranks:
     return Ranks(members, max_seconds)
 
 
-def _section_of(source: Any) -> AdaccConfig | None:
-    ds_config = read(source)
+def _section_of(ds_config: Mapping[str, Any]) -> AdaccConfig | None:
     section = section_of(ds_config)
     if section is None and SECTION not in ds_config:
         raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")

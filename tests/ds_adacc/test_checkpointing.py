@@ -367,6 +367,33 @@ def test_what_has_no_effect_is_named(caplog):
     ]
 
 
+def told_of_options(caplog, **section):
+    caplog.clear()
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        checkpointing.tell_of_options({"adacc": LOSSLESS, "activation_checkpointing": section})
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
+    assert told_of_options(caplog) == told_of_options(caplog, partition_activations=False, profile=False) == []
+    (line,) = told_of_options(caplog, partition_activations=True, cpu_checkpointing=True, number_checkpoints=4)
+    configure = "call ds_adacc.checkpointing.configure(mpu, ds_config), and"
+    assert line == (
+        'ds_adacc decides what blocks hold, without "activation_checkpointing" of ds_config: no effect of '
+        "partition_activations, number_checkpoints, cpu_checkpointing. "
+        f"In place of partition_activations, {configure} block inputs are shared among tensor-parallel ranks. "
+        'In place of cpu_checkpointing, have "offload": true (the default) in the "adacc" section, and tensors of a '
+        f"CUDA device wait in host memory where that pays; or {configure} all retained block inputs wait there"
+    )
+
+
+def test_options_that_configure_has_set_are_taken(caplog):
+    checkpointing.configure(None, {"adacc": LOSSLESS, "activation_checkpointing": {"cpu_checkpointing": True}})
+    assert told_of_options(caplog, cpu_checkpointing=True) == []
+    (line,) = told_of_options(caplog, cpu_checkpointing=True, profile=True)
+    assert line.endswith("no effect of profile. In place of profile, see the seconds in `ds_adacc report`")
+
+
 def test_contiguous_buffers_are_refused_as_deepspeed_refuses_them():
     with pytest.raises(AssertionError, match="number of layers"):
         checkpointing.configure(None, partition_activations=True, contiguous_checkpointing=True)

@@ -42,7 +42,34 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
     checkpointing.use(None)
-    assert ('ds_config has no "adacc" section: ds_adacc does nothing' in caplog.text) == (config == {})
+    off = 'the "adacc" section of ds_config says "enabled": false'
+    why = off if config else 'ds_config has no "adacc" section'
+    assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
+
+
+def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog):
+    monkeypatch.setenv("ADACC_CONFIG", '{"enabled": false}')
+    monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
+    existing = Engine(Translator())
+    existing.config = {}
+    assert ds_adacc.attach(existing) is None
+    checkpointing.use(None)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ['the "adacc" section from ADACC_CONFIG says "enabled": false: ds_adacc does nothing']
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch, caplog, is_attached):
+    existing = Engine(model := Translator())
+    existing.config = {"adacc": {}, "activation_checkpointing": {"cpu_checkpointing": True}}
+    existing.adacc = None
+    monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: (existing, None, None, None))
+    monkeypatch.setattr(engine, "serve", lambda *_: None)
+    with caplog.at_level("INFO", logger="ds_adacc"):
+        ds_adacc.attach(existing) if is_attached else ds_adacc.initialize(model=model, config=existing.config)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "no effect of cpu_checkpointing. In place of cpu_checkpointing, have " in line
 
 
 def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
