@@ -19,6 +19,15 @@ from packaging.specifiers import SpecifierSet
 from ds_adacc.environment import CUPY, installed
 
 _CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
+_COMPILED_ON_CPU = "DeepSpeed builds an operator with it, once, when training on the CPU begins"
+_COMPILED_ELSEWHERE = (
+    "only for operators that DeepSpeed builds when they are first used, such as FusedAdam, and CPUAdam for "
+    "offload_optimizer"
+)
+
+
+class Unclear(Exception):
+    """It cannot be told whether something works; the text says why."""
 
 
 class Absent(Exception):
@@ -31,10 +40,13 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: the version or state found, or why it does not work and which command mends it."""
+    """One check: the version or state found, or why it does not work and which command mends it.
+
+    `fine` is None if it cannot be told whether it works.
+    """
 
     name: str
-    fine: bool
+    fine: bool | None
     required: bool
     detail: str
     remedy: str = ""
@@ -51,7 +63,7 @@ def findings() -> list[Finding]:
         finding_of("CuPy", _cupy, cuda),
         finding_of("NVRTC", _nvrtc, cuda),
         finding_of("matplotlib", partial(_import, "matplotlib"), "pip install 'ds_adacc[plots]'"),
-        finding_of("C++ compiler", _compiler, "apt install g++"),
+        finding_of("C++ compiler", _compiler, "apt install g++", required=_runs_on_cpu()),
         finding_of("CUDA devices", _cuda_devices),
         finding_of("backend reference", partial(_backend, "reference"), required=True),
         finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
@@ -84,6 +96,8 @@ def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: b
     """What `look` returns, or the error that it raises: an error in another package is a finding too."""
     try:
         return Finding(name, True, required, look())
+    except Unclear as unclear:
+        return Finding(name, None, required, f"cannot tell: {unclear}")
     except Absent as absent:
         return Finding(name, False, required, str(absent), absent.remedy or remedy)
     except Exception as error:
@@ -175,11 +189,16 @@ def _cbc() -> str:
 
 
 def _compiler() -> str:
-    """The compiler that torch takes for DeepSpeed's operators, which are built when they are first used."""
-    name = os.environ.get("CXX", "c++")
+    """The compiler that torch takes for DeepSpeed's operators. Nothing of ds_adacc's own needs it."""
+    name, needed = os.environ.get("CXX", "c++"), _COMPILED_ON_CPU if _runs_on_cpu() else _COMPILED_ELSEWHERE
     if (path := shutil.which(name)) is None:
-        raise Absent(f"{name} is not on the PATH: DeepSpeed cannot build its operators")
-    return path
+        raise Absent(f"{name} is not on the PATH: {needed}")
+    return f"{path}: {needed}"
+
+
+def _runs_on_cpu() -> bool:
+    """Whether DeepSpeed trains on the CPU: there is no CUDA device, or the environment says so."""
+    return os.environ.get("DS_ACCELERATOR", "cuda" if _has_cuda_device() else "cpu") == "cpu"
 
 
 def _has_cuda_device() -> bool:

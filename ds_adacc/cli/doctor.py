@@ -54,7 +54,7 @@ def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
 
 
 def _wanting(found: Sequence[Finding]) -> str:
-    return ", ".join(finding.name for finding in found if finding.required and not finding.fine)
+    return ", ".join(finding.name for finding in found if finding.required and finding.fine is False)
 
 
 def _cache() -> dict[str, Any] | None:
@@ -67,7 +67,8 @@ def _cache() -> dict[str, Any] | None:
 
 
 def _view(found: Sequence[Finding], verdict: str) -> RenderableType:
-    rows = [(f.name, "yes" if f.fine else "NO", "required" if f.required else "optional", f.detail) for f in found]
+    works = {True: "yes", False: "NO", None: "?"}
+    rows = [(f.name, works[f.fine], "required" if f.required else "optional", f.detail) for f in found]
     mended: dict[str, list[str]] = {}
     for finding in found:
         if finding.remedy:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from ds_adacc.cli.checks import Absent
+from ds_adacc.cli.checks import Absent, Unclear
 from ds_adacc.config import SECTION, load, origin
 
 _SET = f'add a section to it: "{SECTION}": {{"memory_budget": 0.4}}; or set ADACC_CONFIG to that section'
@@ -40,6 +40,7 @@ def check_config(path: str) -> str:
 def check_script(path: str) -> str:
     """Where the script enables ds_adacc. Raises Absent if it makes an engine and nothing enables ds_adacc in it.
 
+    Raises Unclear if the script passes ds_adacc on as a value, as in `(ds_adacc if on else deepspeed).initialize()`.
     Only this file is read, not what it imports. Raises OSError or SyntaxError for a file that cannot be read.
     """
     tree = ast.parse(Path(path).read_text(encoding="utf-8"), path)
@@ -47,6 +48,11 @@ def check_script(path: str) -> str:
     for line, name in own:
         if name in _ENABLING:
             return f"{path} uses ds_adacc.{name} in line {line}"
+    if (line := _passed_on(tree)) is not None:
+        raise Unclear(
+            f"{path} uses ds_adacc itself as a value in line {line}, so only a run shows whether that enables it. Then "
+            "the log says how many blocks were found"
+        )
     imported = {module.partition(".")[0] for _, module in _imports(tree)}
     for line, name in _calls(tree):
         package, remedy = _ENTRIES.get(name, ("", ""))
@@ -62,22 +68,34 @@ def check_script(path: str) -> str:
 
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The line and the name of each thing of ds_adacc that the script imports, or has by `ds_adacc.name`."""
-    bound = set()  # names of the package itself
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 package, _, rest = alias.name.partition(".")
                 if package == "ds_adacc":
-                    bound.add(alias.asname or package)
                     yield node.lineno, rest.partition(".")[0]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             package, _, rest = node.module.partition(".")
             if package == "ds_adacc":
                 names = [rest.partition(".")[0]] if rest else [alias.name for alias in node.names]
                 yield from ((node.lineno, name) for name in names)
+    bound = _names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
             yield node.lineno, node.attr
+
+
+def _names(tree: ast.AST) -> set[str]:
+    """What the script calls the package ds_adacc, or a module of it."""
+    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
+    return {alias.asname or "ds_adacc" for alias in imports if alias.name.partition(".")[0] == "ds_adacc"}
+
+
+def _passed_on(tree: ast.AST) -> int | None:
+    """The first line that has the package for a value, and not for what it looks up in it."""
+    bound, looked_up = _names(tree), {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    reads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+    return min((n.lineno for n in reads if n.id in bound and id(n) not in looked_up), default=None)
 
 
 def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:

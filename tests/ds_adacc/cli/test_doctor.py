@@ -165,6 +165,35 @@ def test_a_backend_that_gives_other_bits_is_found(monkeypatch):
         checks._backend("cpu")
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "has_device", "required", "needed"),
+    [
+        (None, False, True, "DeepSpeed builds an operator with it, once, when training on the CPU begins"),
+        ("cpu", True, True, "DeepSpeed builds an operator with it, once, when training on the CPU begins"),
+        (None, True, False, "only for operators that DeepSpeed builds when they are first used, such as FusedAdam, "),
+    ],
+)
+def test_the_compiler_is_required_where_deepspeed_builds_an_operator(
+    monkeypatch, tmp_path, accelerator, has_device, required, needed
+):
+    for slow in ("_cbc", "_nvrtc", "_backend", "_import"):
+        monkeypatch.setattr(checks, slow, lambda *_: "")
+    monkeypatch.setattr(checks, "_has_cuda_device", lambda: has_device)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    if accelerator:
+        monkeypatch.setenv("DS_ACCELERATOR", accelerator)
+    compiler = tmp_path / "c++"
+    compiler.touch(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    found = by_name(checks.findings())["C++ compiler"]
+    assert (found.fine, found.required) == (True, required)
+    assert found.detail.startswith(f"{compiler}: {needed}")
+    monkeypatch.setenv("CXX", "c--")
+    found = by_name(checks.findings())["C++ compiler"]
+    assert (found.fine, found.required, found.remedy) == (False, required, "apt install g++")
+    assert found.detail.startswith(f"c-- is not on the PATH: {needed}")
+
+
 def test_a_solver_that_dies_is_a_finding(tmp_path, monkeypatch):
     """The plan of simple rules that stands in for it is no proof that it works."""
     dies = tmp_path / "python"

@@ -69,6 +69,26 @@ def test_a_script_that_enables_it(document, tmp_path, script, name, line):
     assert found["script"]["detail"].endswith(f"train.py uses ds_adacc.{name} in line {line}")
 
 
+@pytest.mark.parametrize(
+    ("use", "line"),
+    [
+        ("engine, *_ = (ds_adacc if on else deepspeed).initialize(model=model)\n", 5),
+        ("backend = deepspeed\nif on:\n    backend = ds_adacc\nengine, *_ = backend.initialize(model=model)\n", 7),
+        ("engine, *_ = getattr(ds_adacc if on else deepspeed, 'initialize')(model=model)\n", 5),
+    ],
+)
+def test_a_script_that_may_enable_it(document, said, tmp_path, use, line):
+    """What the usual switch between the two calls is known only when it runs."""
+    script = "import sys\nimport ds_adacc\nimport deepspeed\non = '--adacc' in sys.argv\n" + use
+    code, found = looked(document, tmp_path, SECTION, script)
+    assert (code, found["script"]["fine"], found["script"]["remedy"]) == (0, None, "")
+    path = tmp_path / "train.py"
+    assert found["script"]["detail"].startswith(f"cannot tell: {path} uses ds_adacc itself as a value in line {line}")
+    code, out, _ = said("doctor", "--script", str(path))
+    assert code == 0
+    assert "  script  ?      required  cannot tell: " in out and out.endswith("\nds_adacc can run here\n")
+
+
 def test_a_script_that_imports_it_for_something_else(document, tmp_path):
     code, found = looked(document, tmp_path, SECTION, "import ds_adacc\nprint(ds_adacc.__version__)\n")
     assert code == 1
