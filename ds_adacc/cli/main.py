@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -21,9 +22,16 @@ SUBCOMMANDS = {
     "doctor": "show what is installed and works here, and how to mend what does not",
 }
 YES, NO, BAD_INPUT = 0, 1, 2  # exit codes; argparse has the last one for bad usage
+_UNLIMITED = 10_000  # columns of a pipe or a file; tables take what they need of them
 
 
 class _Console(Console):
+    """Stdout, as wide as the terminal; without one as COLUMNS says, or as wide as need be."""
+
+    def __init__(self) -> None:
+        is_limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+        super().__init__(width=None if is_limited else _UNLIMITED)
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError  # rich's own exits with 1, which says NO here
 

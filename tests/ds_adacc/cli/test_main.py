@@ -31,6 +31,21 @@ def test_the_answer_is_shown_in_words_or_as_json(subcommand, said):
     assert said("toy", "--json") == (0, '{\n  "x": [\n    1,\n    "\\u00e9"\n  ]\n}\n', "")
 
 
+def test_only_a_terminal_or_columns_limit_the_width(subcommand, said, monkeypatch):
+    subcommand(lambda arguments: Answer({}, Text("word " * 900 + "end")))
+    assert max(map(len, said("toy")[1].splitlines())) <= 80
+    monkeypatch.delenv("COLUMNS")
+    assert said("toy")[1] == "word " * 900 + "end\n"
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    assert command.main(["toy"]) == 0
+    assert len(terminal.getvalue().splitlines()) > 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
 def test_no_is_exit_code_1(subcommand, said):
     subcommand(lambda arguments: Answer({}, Text("words"), is_yes=False))
     assert said("toy") == (1, "words\n", "")
