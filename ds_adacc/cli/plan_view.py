@@ -1,4 +1,4 @@
-"""What `ds_adacc plan` shows: a JSON document, or tables of at most 80 columns."""
+"""What `ds_adacc plan` shows: a JSON document, or tables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ds_adacc.cli.plan_computation import Planned
 from ds_adacc.plan.budget_error import as_key
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import decision_of, named_choices
-from ds_adacc.report.tables import baselines_grid, decision_tables, shortened, table
+from ds_adacc.report.tables import baselines_grid, decision_tables, table
 
 _ROWS = 12  # of a frontier's table, beside the points in use
-_NAME, _CHANGES = 28, 40  # the most characters of a block's name, and of what changes from one point to the next
+_NAMED = 3  # the most values that are named by each choice, of what changes from one point to the next
 
 
 def document(planned: Planned) -> dict[str, Any]:
@@ -76,7 +76,10 @@ def _point(profile: planner.Profile, point: planner.Point, labels: Sequence[str]
 
 
 def view(planned: Planned) -> RenderableType:
-    """The block types, their frontiers, the plan, other strategies, and the largest micro-batch."""
+    """The block types, their frontiers, the plan, other strategies, and the largest micro-batch.
+
+    That no plan fits stands in the place of the plan, and again at the end.
+    """
     return Group(
         _block_types(planned),
         *(_frontier(planned, place) for place in range(len(planned.problem.block_types))),
@@ -84,6 +87,7 @@ def view(planned: Planned) -> RenderableType:
         Text("\nOther strategies"),
         baselines_grid(planned.baselines),
         *_estimate(planned),
+        *_refusal(planned),
     )
 
 
@@ -91,7 +95,7 @@ def _block_types(planned: Planned) -> RenderableType:
     header = ("blocks like", "blocks", "calls", "operators", "none", "full")
     rows = [
         (
-            shortened(block_type.name, _NAME),
+            block_type.name,
             str(block_type.blocks),
             str(block_type.count),
             str(len(block_type.profile.graph.ops)),
@@ -120,20 +124,21 @@ def _frontier(planned: Planned, place: int) -> RenderableType:
     picked |= {policy: planner.Point.of(block_type.profile, policy) for policy in used}
     shown = sorted(picked.values(), key=lambda point: (-point.simulation.held, point.simulation.seconds))
     measured, labels = _is_measured(block_type.profile), labels_of(planned, place)
-    roles = {label: value.role for label, value in zip(labels, block_type.profile.graph.values, strict=True)}
+    values = dict(zip(labels, block_type.profile.graph.values, strict=True))
+    nbytes = {label: value.nbytes for label, value in values.items()}
     header = ("held", "added ms", *(("error",) if measured else ()), "blocks", "what changes")
     rows = []
     before: Mapping[str, str] = {}
     for point in shown:
         named = named_choices(block_type.profile, point.policy, labels)
-        choices = {label: choice for label, choice in named.items() if roles[label] != "statistic"}
+        choices = {label: choice for label, choice in named.items() if values[label].role != "statistic"}
         rows.append(
             (
                 human_bytes(point.simulation.held),
                 f"{1000 * point.simulation.seconds:.3f}",
                 *((f"{point.gradient_error:.4f}",) if measured else ()),
                 str(used[point.policy] or ""),
-                _changes(before, choices) if before else _counted(choices),
+                _changes(before, choices, nbytes) if before else _counted(choices),
             )
         )
         before = choices
@@ -165,22 +170,24 @@ def _some(count: int) -> set[int]:
     return {round(number * (count - 1) / max(most - 1, 1)) for number in range(most)}
 
 
-def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The values by their new choice; how many they are, where their names are too long for a row."""
+def _changes(before: Mapping[str, str], after: Mapping[str, str], nbytes: Mapping[str, int]) -> str:
+    """The values by their new choice, the largest first; where many have the same one, the others are counted."""
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     by_choice: dict[str, list[str]] = {}
-    for name in changed:
+    for name in sorted(changed, key=lambda name: -nbytes[name]):
         by_choice.setdefault(after.get(name, "drop"), []).append(name)
-    if not changed:
-        return "statistics only"
-    named = "; ".join(f"{choice} {', '.join(names)}" for choice, names in by_choice.items())
-    return named if len(named) <= _CHANGES else _counted({name: after.get(name, "drop") for name in changed})
+    return "; ".join(f"{choice} {_named(names)}" for choice, names in by_choice.items()) or "statistics only"
+
+
+def _named(names: Sequence[str]) -> str:
+    if len(names) <= _NAMED + 1:  # "and 1 more" is no shorter
+        return ", ".join(names)
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
 
 
 def _counted(choices: Mapping[str, str]) -> str:
     (first, count), *others = Counter(choices.values()).items()
-    counts = [f"{first} {count} value{'s' if count > 1 else ''}", *(f"{choice} {count}" for choice, count in others)]
-    return shortened("; ".join(counts), _CHANGES)
+    return "; ".join([f"{first} {count} value{'s' if count > 1 else ''}", *(f"{each} {n}" for each, n in others)])
 
 
 def _plan(planned: Planned) -> list[RenderableType]:
@@ -206,6 +213,15 @@ def _plan(planned: Planned) -> list[RenderableType]:
     if solution.fallback:
         lines = (*lines, f"the solver found no plan, so this one is of simple rules: {solution.fallback}")
     return [*parts, *map(Text, lines)]
+
+
+def _refusal(planned: Planned) -> list[RenderableType]:
+    """What comes after all tables if no plan fits: the budget that would do."""
+    if planned.refusal is None:
+        return []
+    return [
+        Text(f"NO PLAN FITS {human_bytes(planned.budget)}: set {as_key(planned.refusal.smallest, planned.without)}")
+    ]
 
 
 def _estimate(planned: Planned) -> Sequence[RenderableType]:

@@ -21,8 +21,8 @@ from ds_adacc.cli.factory import Factory, record
 from ds_adacc.cli.main import main
 from ds_adacc.cli.plan import _stages
 from ds_adacc.cli.plan_computation import plan
+from ds_adacc.cli.plan_view import _changes, view
 from ds_adacc.cli.plan_view import document as document_of
-from ds_adacc.cli.plan_view import view
 from ds_adacc.config import load
 from ds_adacc.plan.step_peak import StepPeak
 from ds_adacc.planner.solve_uniform import least_peak
@@ -227,6 +227,17 @@ def test_the_view_has_a_table_of_each(planned):
     assert "attention out" in text and "native_layer_norm" not in text
 
 
+def test_what_changes_is_told_by_names_the_largest_first():
+    nbytes = {"a": 1, "b": 9, "c": 3, "d": 4, "e": 2, "f": 1}
+    before = dict.fromkeys("abcde", "retain")
+    after = {"a": "retain", "b": "offload asymmetric8", "c": "recompute", "e": "recompute", "f": "recompute"}
+    told = "offload asymmetric8 b; drop d; recompute c, e, f"
+    assert _changes(before, after, nbytes) == told
+    assert _changes(before, before, nbytes) == "statistics only"
+    assert _changes(before, dict.fromkeys("abcd", "bits") | {"e": "retain"}, nbytes) == "bits b, d, c, a"
+    assert _changes(before, dict.fromkeys("abcde", "bits"), nbytes) == "bits b, d, c and 2 more"
+
+
 def test_the_estimate_is_the_plan_s_own_peak_at_a_batch_that_was_not_recorded(recorded, planned):
     line, truth = BatchLine((recorded[2].problem, recorded[4].problem), (2, 4)), recorded[16].problem
     estimated = line.at(16)
@@ -287,7 +298,9 @@ def test_a_budget_that_nothing_fits_is_exit_code_1_and_names_the_smallest(config
 def test_what_would_fit_is_said_as_the_section_wants_it(config, said):
     arguments = config(codecs="none"), "factories:gpt", "--batch", "2"
     _, out, _ = said("plan", *arguments, "--budget", "0.01")
-    *_, in_bytes, fraction = re.findall(r'"memory_budget": ([0-9.]+)', out)
+    *_, last = out.rstrip("\n").rpartition("\n\n")
+    assert last.startswith("NO PLAN FITS ") and out.count("NO PLAN FITS") == 2
+    in_bytes, fraction = re.findall(r'"memory_budget":\s([0-9.]+)', last)
     for budget in (in_bytes, fraction):
         assert said("plan", *arguments, "--budget", budget)[0] == 0
 
