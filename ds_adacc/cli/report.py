@@ -18,7 +18,15 @@ from ds_adacc.report.decision import span
 from ds_adacc.report.screen import brief_tables, heading
 from ds_adacc.report.tables import baselines_grid, decision_tables, table
 
-_COMPARED = ("held", "peak", "seconds")
+_COMPARED = {"held": "the batch of that step", "peak": "the planned batch", "seconds": "the timed calls"}  # of what
+_HOW_COMPARED = """\
+held is what that step held when backward began, and was planned for its batch.
+peak is of the batch that the plan was made for. Observed is the planned peak,
+  and what the calls of that step took beyond their prediction. If that step had
+  another batch, this excess is scaled to the planned one.
+seconds are of the calls that were timed. Torch's profiler ran beside them, and
+  slowed them down.
+"""
 
 Kind = TypeVar("Kind", bound=events.JournalEvent)
 
@@ -132,17 +140,15 @@ def _plans(found: Sequence[events.PlanMade]) -> RenderableType:
 
 
 def _observed(found: Sequence[events.Observed]) -> RenderableType:
-    header = ("step", "what", "planned", "observed", "difference")
+    header = ("step", "what", "of", "planned", "observed", "difference")
     rows = [
-        (str(event.step), name, *_numbers(name, compared))
+        (str(event.step), name, of, *_numbers(name, compared))
         for event in found
-        for name in _COMPARED
+        for name, of in _COMPARED.items()
         if (compared := getattr(event, name))
     ]
-    shown = table("Planned and observed", header, rows, {*header} - {"what"})
-    return Group(
-        shown, Text("held: of the observed step. peak: of the planned calls. Torch's profiler adds to seconds.")
-    )
+    shown = table("Planned and observed", header, rows, {*header} - {"what", "of"})
+    return Group(shown, Text(_HOW_COMPARED))
 
 
 def _numbers(name: str, compared: events.Compared) -> tuple[str, str, str]:

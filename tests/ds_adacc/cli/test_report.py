@@ -158,12 +158,23 @@ def test_gradient_errors_stand_beside_their_bound(path, said):
 def test_predictions_stand_beside_what_was_observed(path, said):
     _, out, _ = said("report", str(path))
     assert cells(out, "Planned and observed") == [
-        ["step", "what", "planned", "observed", "difference"],
-        ["2", "held", "40.00 MiB", "50.00 MiB", "+25.0%"],
-        ["2", "peak", "95.00 MiB", "95.00 MiB", "+0.0%"],
-        ["2", "seconds", "80.0 ms", "60.0 ms", "-25.0%"],
-        ["6", "held", "0 B", "7 B", "-"],
+        ["step", "what", "of", "planned", "observed", "difference"],
+        ["2", "held", "the batch of that step", "40.00 MiB", "50.00 MiB", "+25.0%"],
+        ["2", "peak", "the planned batch", "95.00 MiB", "95.00 MiB", "+0.0%"],
+        ["2", "seconds", "the timed calls", "80.0 ms", "60.0 ms", "-25.0%"],
+        ["6", "held", "the batch of that step", "0 B", "7 B", "-"],
     ]
+    assert "\npeak is of the batch that the plan was made for. Observed is the planned peak,\n" in out
+
+
+def test_a_long_name_is_not_broken_in_a_file(path, said, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    name, why = "model.layers.0 (LlamaDecoderLayer)", f"compression rate of {'a' * 90} drifted"
+    Journal(path).write("gradient_errors", **{**ERRORS, "errors": [[name, 0.2]]})
+    Journal(path).write("rectifier", **{**RECTIFIER, "reason": why})
+    _, out, _ = said("report", str(path))
+    assert cells(out, "Gradient errors")[-1] == ["3", name, "1", "0.2", "0.1", name]
+    assert cells(out, "Rectifier")[-1] == ["4", why, "yes", "3"]
 
 
 def test_the_rest_is_told_too(path, said):
