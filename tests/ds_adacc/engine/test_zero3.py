@@ -117,7 +117,8 @@ class Compiled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.parts = nn.ModuleList([torch.compile(nn.Linear(4, 4)), torch.compile(nn.LayerNorm(4))])
+        parts = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.parts = nn.ModuleList(torch.compile(part, backend="aot_eager") for part in parts)
 
 
 def marked(block):

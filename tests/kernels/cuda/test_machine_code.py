@@ -185,7 +185,7 @@ def test_a_warp_restores_whole_lines_at_once(kernels, name, dtype):
         stores = list_stores(kernels[kernel], threads, blocks // 2, arguments, thread)
         return [address - begin for address, width in stores if width == UNIT]
 
-    for first in range(0, threads, WARP):
+    for first in (0, threads - WARP):  # the first warp of the block and the last
         lanes = [unit_places(first + lane) for lane in range(WARP)]
         assert lanes[0]
         for places in zip(*lanes, strict=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 CACHE = Path(tempfile.gettempdir()) / f"ds_adacc-emulator-{os.getuid()}"
-COMMON = ["-std=c++17", "-gdwarf-4", "-fPIC", "-U_FORTIFY_SOURCE"]
+COMMON = ["-std=c++17", "-gdwarf-4", "-g1", "-fPIC", "-U_FORTIFY_SOURCE"]  # -g1: lines, which errors name
 KERNEL = [
     *["-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-DDS_ADACC_EMULATED", "-Werror=maybe-uninitialized"],
     # The sanitizers' instrumentation without their libraries: memory.cpp has the functions that it calls.
