@@ -15,6 +15,7 @@ def name(request):
     return request.param
 
 
+@pytest.mark.matrix
 def test_round_trip_is_close_fresh_and_of_the_announced_size(kit, name, shape, dtype):
     x = kit.sample(name, shape, dtype)
     before = x.clone()
@@ -59,6 +60,7 @@ def _without_outliers(name):
     return make_codec(name, backend="reference", group_size=6, channels=torch.empty(0, dtype=torch.int64))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [(600, 1000), (999, 1001), (3, 100003), (70001, 1), (7, 1), (1,)], ids=str)
 def test_workspace_stays_within_its_bound(kit, name, size, dtype):
     x = kit.sample(name, size, dtype)
@@ -78,6 +80,7 @@ def test_workspace_does_not_grow_with_the_tensor(kit, name):
     assert codec.workspace_bytes(small, torch.float32) == codec.workspace_bytes(large, torch.float32)
 
 
+@pytest.mark.matrix
 def test_bits_do_not_depend_on_the_chunks(kit, name, shape, dtype, monkeypatch):
     x = kit.sample(name, shape, dtype)
     codec = kit.build(name, shape)
@@ -160,6 +163,7 @@ def test_subnormal_numbers_give_numbers(kit, name, value):
     assert (x - y).abs().max() <= (2 * codec.width.half - 1) * 2.0**-126
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_constants_come_back_exactly(kit, name, shape, dtype):
     for value in (0.0, 1.0, -3.140625, 1e4, -6e-8):

@@ -30,6 +30,7 @@ def oracle(numbers, length, width):
     return codes, scales, offsets
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["asymmetric", "asymmetric8"])
 def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype):
     x = kit.sample(name, shape, dtype) + 1

@@ -21,6 +21,7 @@ def oracle(rows, group_size, half):
     return codes, np.array(scales, np.float32)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("group_size", [2, 6, 1000])
 @pytest.mark.parametrize("name", ["channel", "channel8"])
 def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype, group_size):

@@ -17,6 +17,7 @@ def group_codec(group_size=6, suffix=""):
     return make_codec("group" + suffix, backend="reference", group_size=group_size)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("size", [(9, 5), (3, 7, 11), (257, 131), (1, 7), (7,)], ids=str)
 @pytest.mark.parametrize("channels", [[], [0], [4], [3, 1]], ids=str)
 @pytest.mark.parametrize("suffix", ["", "8"])

@@ -32,6 +32,7 @@ def codec_and_length(name, shape, group_size, scale="extreme"):
     return codec, group_size if codec.form == "group" else (shape[-1] if shape else 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["group", "token", "group8", "token8"])
 def test_payload_and_result_are_the_formula_to_the_bit(kit, name, shape, dtype, scale):
