@@ -159,13 +159,13 @@ def test_never_slower_than_one_policy(gpt, monkeypatch):
     problem = Problem((gpt,), order=("gpt",) * 12)
     full = everywhere(retain_policy, problem).peak
     faster = 0
-    for percent in range(20, 100, 5):
+    for percent in range(20, 100, 10):
         budget = full * percent // 100
         single, mixed = solve_uniform(problem, budget, max_seconds=60), solve_per_block(problem, budget, max_seconds=60)
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
         faster += mixed.added_seconds < 0.99 * single.added_seconds
-    assert faster >= 12
+    assert faster >= 6
 
 
 def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monkeypatch):
