@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from fuzz.functions import HARMFUL, HARMLESS, Program, check
 
-COUNT, BATCH = 200, 100
+COUNT, BATCH = 100, 100
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -64,7 +64,7 @@ def solved(request, budget):
     return group
 
 
-@examples(20)
+@examples(12)
 @given(request=requests())
 def test_the_budget_is_kept_in_every_live_set_and_a_refusal_names_one_that_can_be(request):
     smallest, full = smallest_possible(request), retained_peak(request)
