@@ -330,8 +330,9 @@ def test_a_call_in_which_a_graph_is_given_another_number_keeps_all(monkeypatch):
     assert other.cls is graph.cls and 4 in other.numbers and calls[-1].diverged
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("make", [gpt, functools.partial(gpt, 0.2)], ids=["gpt", "dropout"])
+@pytest.mark.parametrize(
+    ("make", "backend"), [(gpt, "aot_eager"), (functools.partial(gpt, 0.2), "inductor")], ids=["gpt", "dropout"]
+)
 def test_a_graph_for_any_length_is_replayed_with_the_numbers_that_it_was_given(make, backend):
     compiled = torch.compile(make()[0], backend=backend, dynamic=True)
     for length in (9, 13):
