@@ -176,6 +176,7 @@ def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
     assert ours.runtime.controller.plan.block_types[0].count == LAYERS
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
 def test_memory_of_a_failed_step_is_freed(with_engine, where):

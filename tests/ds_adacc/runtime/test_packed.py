@@ -153,8 +153,8 @@ def test_numbers_that_are_always_new_pile_nothing_up():
         sizes.append(sum(isinstance(each, Sizes) for each in gc.get_objects()))
         return (step + 10,)
 
-    train(90, arguments, lengths=lambda step, lot: [5, 7, 9])
-    assert sizes[-1] <= sizes[70]
+    train(60, arguments, lengths=lambda step, lot: [5, 7, 9])
+    assert sizes[-1] <= sizes[45]
 
 
 class Rolled(nn.Module):

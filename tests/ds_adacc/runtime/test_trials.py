@@ -595,6 +595,7 @@ def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight)
     assert len(errors) == LAYERS and all(0 < error <= 0.5 for error in errors.values())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("zeros", [5, 9])
 def test_lengths_that_adopted_while_nothing_could_be_measured(zeros):
     """Once gradients come, several of them are measured late. A plan is made for one, and the others are forgotten."""
