@@ -1,23 +1,22 @@
 """benchmarks/gpu/trainer.py: a trainer that is closed leaves all its memory to the next one."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from launch import on_ranks
 from processes import ROOT
 
 pytestmark = pytest.mark.ranks
 
 FOLDERS = [str(ROOT / folder) for folder in ("benchmarks", "benchmarks/gpu", "examples", "tests/helpers")]
-PROGRAM = """
+PROGRAM = f"""
+import sys
+sys.path[:0] = {FOLDERS}
 import weakref, stage, torch
 from itertools import product
 from models import SMALL
 from trainer import Trainer
 
 with stage.one_rank():
-    for zero, section in product((1, 3), (None, {"memory_budget": 0.4, "codecs": "none"})):
+    for zero, section in product((1, 3), (None, {{"memory_budget": 0.4, "codecs": "none"}})):
         trainer = Trainer("GPT", SMALL, torch.device("cpu"), stage=zero, section=section)
         for _ in range(3):
             trainer.step()
@@ -27,9 +26,9 @@ with stage.one_rank():
 """
 
 
-def test_no_parameter_outlives_its_engine():
-    command = [sys.executable, "-c", PROGRAM]
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(FOLDERS)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    alive = [line for line in result.stdout.splitlines() if line.startswith("alive: ")]
-    assert alive == ["alive: 1 0 of 52"] * 2 + ["alive: 3 0 of 52"] * 2, result.stderr[-2000:]
+def test_no_parameter_outlives_its_engine(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    (said,) = on_ranks(script, ranks=1)
+    alive = [line for line in said.splitlines() if line.startswith("alive: ")]
+    assert alive == ["alive: 1 0 of 52"] * 2 + ["alive: 3 0 of 52"] * 2, said[-2000:]

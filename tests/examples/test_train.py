@@ -8,7 +8,7 @@ import processes
 import pytest
 import torch
 import train
-from launch import on_ranks
+from launch import by_launcher, on_ranks
 
 
 @pytest.fixture
@@ -99,6 +99,7 @@ def test_three_steps_of_compiled_blocks_under_the_launcher(tmp_path):
     options = ["--layers", "4", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
     metrics = tmp_path / "metrics.jsonl"
     with processes.free_port() as port:
-        command = [f"{processes.BINARIES}/deepspeed", "--num_gpus", "1", "--master_port", port, "examples/train.py"]
-        processes.run([*command, *arguments("adacc", metrics, *options)], {}, tmp_path / "log")
+        command = ["deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", port, "examples/train.py"]
+        code, said = by_launcher(*command, *arguments("adacc", metrics, *options), folder=processes.ROOT)
+    assert code == 0, said[-6000:]
     assert told(metrics)[-1]["validation_loss"] < 5.7

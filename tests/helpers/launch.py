@@ -1,4 +1,4 @@
-"""Start a script on several ranks of this machine and wait for them."""
+"""Start a script on several ranks of this machine, or a launcher of scripts, and wait for them."""
 
 from __future__ import annotations
 
@@ -48,6 +48,24 @@ def be_rank(script, arguments, environment, log):
     sys.path.insert(0, str(HERE))
     quicken_solver(pytest.MonkeyPatch())  # for as long as the process runs
     runpy.run_path(str(HERE / script), run_name="__main__")
+
+
+def by_launcher(module, *arguments, folder=HERE, seconds=240):
+    """The exit code and the output of `python -m module arguments`, started in this folder.
+
+    The launcher itself need not import DeepSpeed anew; what it starts does.
+    """
+    with tempfile.NamedTemporaryFile("w+") as log:
+        launcher = start(be_launcher, module, [*map(str, arguments)], {**os.environ, **ALONE}, folder, log.name)
+        (output,) = wait([launcher], [log], time.monotonic() + seconds)
+    return launcher.exitcode, output
+
+
+def be_launcher(module, arguments, environment, folder, log):
+    become(log, log, environment)
+    os.chdir(folder)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def told(folder, ranks=2):

@@ -1,12 +1,9 @@
 """Engines of other makers on two ranks: attached to, Hugging Face's Trainer, accelerate; and scripts run unchanged."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from launch import HERE, on_ranks, told
+from launch import HERE, by_launcher, on_ranks, told
 
 pytestmark = pytest.mark.ranks
 SCRIPT = HERE / "unaware.py"
@@ -65,10 +62,8 @@ LAUNCHERS = {
 @pytest.mark.parametrize("by", LAUNCHERS)
 def test_a_script_that_does_not_know_of_adacc(by, tmp_path):
     out = tmp_path / "seen.json"
-    command = [sys.executable, "-m", *LAUNCHERS[by], "--module", "ds_adacc.run", str(SCRIPT), by, str(out)]
-    environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    code, said = by_launcher(*LAUNCHERS[by], "--module", "ds_adacc.run", SCRIPT, by, out, folder=tmp_path)
+    assert code == 0, said[-6000:]
     seen = json.loads(out.read_text())
     local_rank = ["--local_rank=0"] if by == "deepspeed" else []
     assert seen["argv"] == [str(SCRIPT), *local_rank, by, str(out)]
@@ -76,4 +71,4 @@ def test_a_script_that_does_not_know_of_adacc(by, tmp_path):
     assert seen["on"]["held"] > 0
     assert seen["off"]["held"] is None
     assert seen["on"]["losses"] == seen["off"]["losses"]
-    assert (done.stdout + done.stderr).count('adacc is off: the engine\'s config has no "adacc" section') == 1
+    assert said.count('adacc is off: the engine\'s config has no "adacc" section') == 1

@@ -1,13 +1,10 @@
 """A rank that is killed ends the run, and the next run goes on from the checkpoint as if nothing had happened."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from killed_worker import SAVED, STEPS
-from launch import HERE, on_ranks
+from launch import HERE, by_launcher, on_ranks
 from processes import free_port
 
 SECONDS = 120  # DeepSpeed's launcher looks at its ranks every second; the rest is imports
@@ -17,18 +14,10 @@ pytestmark = pytest.mark.ranks
 
 def launch(*arguments):
     """Start the worker on two ranks with the `deepspeed` command; returns its exit code and output."""
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    options = ["--num_gpus", "2", "--master_port"]
     with free_port() as port:
-        child = subprocess.run(
-            [*command, port, str(HERE / "killed_worker.py"), *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=SECONDS,
-        )
-    return child.returncode, child.stdout
+        command = ["deepspeed.launcher.runner", *options, port, HERE / "killed_worker.py", *arguments]
+        return by_launcher(*command, seconds=SECONDS)
 
 
 def test_a_killed_rank_ends_the_run_and_the_next_one_goes_on(tmp_path):
