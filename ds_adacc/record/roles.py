@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import torch
 
-from ds_adacc.kernels import is_two_valued
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import is_graph
@@ -19,12 +18,12 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
+from ds_adacc.record.masks import is_mask
 from ds_adacc.record.tensors import RecordedTensors
 
 _BATCHED = ("bmm", "baddbmm")
 _NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
 _SOFTMAX = ("_softmax", "_safe_softmax")
-_RANDOM = ("bernoulli_", "bernoulli")
 
 # By an operator's name, the role of what it reads. Attention reads a query, a key and a value.
 READ_AS = {
@@ -66,7 +65,7 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
     for value in recording.values:
         tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
-        two_valued = value.index in recording.saved and _is_mask(value, recording, tensor)
+        two_valued = value.index in recording.saved and is_mask(value, recording, tensor)
         role = "dropout_mask" if two_valued else told.get(value.index) or _role(value, recording, uses)
         finite = tensor is not None and not value.overwritten and _is_finite(tensor)
         channels = _channels(value, [g for _, _, g in uses])
@@ -158,34 +157,6 @@ def _is_small(value: RecordedValue, recording: Recording) -> bool:
     """
     sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
     return value.geometry.numel < max(sizes, default=math.inf)
-
-
-def _is_mask(value: RecordedValue, recording: Recording, tensor: torch.Tensor) -> bool:
-    """A bool tensor, or a float noise tensor of two values that a random operator wrote."""
-    if value.overwritten or value.nbytes == 0:
-        return False
-    if tensor.dtype is torch.bool:
-        return True
-    if not tensor.is_floating_point() or not value.geometry.is_dense or not _is_random(value, recording):
-        return False
-    return is_two_valued(tensor.as_strided((value.geometry.numel,), (1,)))  # in memory order, as it may be transposed
-
-
-def _is_random(value: RecordedValue, recording: Recording) -> bool:
-    """Whether a random operator made it, or what it was made from: scaling dropout's noise takes an operator or two.
-
-    They read nothing else. Another tensor that is constant now (a scale at its initial value) will not always be so.
-    """
-    for _ in range(4):
-        if value.producer is None:
-            return False
-        op = recording.ops[value.producer]
-        if _like(op) in _RANDOM:
-            return True
-        if not op.reads or len(list(op.references)) > 1:
-            return False
-        value = recording.values[op.reads[0]]
-    return False
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
