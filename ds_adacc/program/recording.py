@@ -142,8 +142,8 @@ class Recording:
         ]
         more = (*(["hooks"] if self.has_hooks else []), *([self.compiled_from] if self.runs_compiled else []))
         text = repr((values, ops, positions, *more))
-        shapes = [(whole_shape(p), p.dtype) for p in self.parameters]
-        return hashlib.sha256(f"{text}{shapes}".encode()).hexdigest()[:16]
+        looks = [(whole_shape(p), p.dtype, p.requires_grad) for p in self.parameters]
+        return hashlib.sha256(f"{text}{looks}".encode()).hexdigest()[:16]
 
     @functools.cached_property
     def graph_ops(self) -> tuple[RecordedOp, ...]:
