@@ -39,8 +39,8 @@ class Observation:
 
     `held`: bytes held when backward began; the prediction is for exactly the calls of that step. `peak`: peak bytes of
     the plan, as predicted, and with what the calls of that step have taken beyond their prediction.
-    `seconds`: seconds of the blocks' forwards and backwards, but for the last backward, and those in which more ran
-    than the plan. None: not measured. `device`: what the process has taken of a CUDA device by then.
+    `seconds`: seconds of the blocks' forwards and backwards, but for those whose end did not show, and those in which
+    more ran than the plan. None: not measured. `device`: what the process has taken of a CUDA device by then.
     """
 
     held: Pair
@@ -91,14 +91,17 @@ class Calibration:
         excess = at_planned_sizes(excess, known_types, origins)
         agreed = {digest: known_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
-        observation = Observation(held, found, observed_seconds(measured, known_types))
+        unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
+        _tell_of_unseen(unseen)
+        observation = Observation(held, None if unseen else found, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
             return Findings(observation, agreed)
         self.corrected += 1
-        reason = f"the plan before took {planner.human_bytes(round(found.observed))}"
+        about = "about " if unseen else ""
+        reason = f"the plan before took {about}{planner.human_bytes(round(found.observed))}"
         corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
         live_sets = frozenset(names for group in fitting for names in group.live_sets)
         return Findings(observation, corrections, live_sets, reason)
@@ -178,6 +181,15 @@ def _warn_of_others(known: KnownType, nbytes: int) -> None:
     )
 
 
+def _tell_of_unseen(names: Sequence[str]) -> None:
+    if names:
+        get_logger().info(
+            "the peak under the plan was not observed: nothing shows when the backward of blocks like %s ends, as no "
+            "other block's comes after it and none of its inputs gets a gradient. That backward counts as planned",
+            " and ".join(sorted(set(names))),
+        )
+
+
 def _size(excess: Correction) -> int:
     return max(abs(excess.forward), abs(excess.backward or 0))
 
@@ -199,7 +211,7 @@ def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
 
 
 def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, KnownType]) -> Pair | None:
-    """Seconds of the measured calls: their forwards, and all backwards but the last. None if none was measured."""
+    """Seconds of the measured calls: their forwards, and the backwards whose end showed. None if none was measured."""
     planned = observed = 0.0
     for call in measured:
         if not _ran_the_plan(call, known_types):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -58,13 +58,17 @@ class Observer:
         return ticket
 
     def watch(
-        self, ticket: Ticket, call: Call, pack: Callable[[torch.Tensor], Slot]
+        self, ticket: Ticket, call: Call, inputs: Sequence[torch.Tensor], pack: Callable[[torch.Tensor], Slot]
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], None]]:
-        """A wrapper of the pack hook of `call` that notifies this observer, and what to call with the output."""
+        """A wrapper of the pack hook of `call` that notifies this observer, and what to call with the output.
+
+        `inputs`: the tensors among the block's arguments.
+        """
         profiler = self._profiler
         if ticket.moments is not None:
-            inputs = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
-            ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in inputs)
+            given = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
+            ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
+            profiler.note_end(ticket.moments, inputs)
 
         def watched(tensor: torch.Tensor) -> TellingSlot:
             slot = pack(tensor)

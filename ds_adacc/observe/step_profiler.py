@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from ds_adacc import planner
 from ds_adacc.profile.memory_trace import MemoryTrace
@@ -26,7 +30,7 @@ class Moment:
 
 @dataclass
 class CallMoments:
-    """When the forward of a call began and ended, and when its backward began.
+    """When the forward of a call began and ended, and when its backward began and, as far as it shows, ended.
 
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     `times_forward`, `times_backward`: whether they do nothing but run the plan, so that their seconds are the plan's.
@@ -37,6 +41,7 @@ class CallMoments:
     began: Moment
     ended: Moment | None = None
     backward: Moment | None = None
+    finished: Moment | None = None
     input_gradients: tuple[int, ...] = ()
     times_forward: bool = True
     times_backward: bool = True
@@ -49,8 +54,9 @@ class Measured:
     `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
     same for backward, without what outlives it other than the gradients of the block's inputs: new gradients of
     parameters stay, and DeepSpeed takes its buckets when the first gradient comes. None of that is activations.
-    `forward_seconds` and `backward_seconds` are the durations. None: unknown, as for the last call of backward, or
-    with more in them than running the plan.
+    `forward_seconds` and `backward_seconds` are the durations. None: unknown, or with more in them than running the
+    plan. A backward is unknown if nothing shows its end: no other call of a block comes after it, and none of the
+    block's inputs gets a gradient.
     """
 
     digest: str
@@ -73,6 +79,7 @@ class StepProfiler:
         self._thread = threading.get_ident()
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
+        self._hooks: list[tuple[Node, RemovableHandle]] = []  # nothing else keeps the node of a leaf before forward
         self._is_closed = False
 
     def forward_begins(
@@ -88,9 +95,28 @@ class StepProfiler:
         self._calls.append(moments)
         return moments
 
+    def note_end(self, moments: CallMoments, inputs: Sequence[torch.Tensor]) -> None:
+        """Have the end of the call's backward noted: backward has come to what made one of the block's `inputs`.
+
+        Autograd runs later nodes first. So none of the block's own is left when that is an operator. What gathers a
+        leaf's gradient runs at once, so of leaves the last one counts.
+        """
+        required = [tensor for tensor in inputs if tensor.requires_grad]
+        made = [tensor for tensor in required if not tensor.is_leaf]
+        is_first, profiler = bool(made), weakref.ref(self)  # the graph must keep neither this object nor a tensor
+
+        def end(_: tuple[torch.Tensor | None, ...]) -> None:
+            known = profiler()
+            if known is not None and moments.backward is not None and not (is_first and moments.finished is not None):
+                moments.finished = known.now()
+
+        for node in {get_gradient_edge(tensor).node for tensor in made or required}:
+            self._hooks.append((node, node.register_prehook(end)))
+
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""
         self._calls = []
+        self._remove_hooks()
         if self._trace is not None and self._trace.stop():
             self._trace = None
 
@@ -117,18 +143,29 @@ class StepProfiler:
             return []
         if not self._trace.stop():
             return None
+        self._remove_hooks()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
         complete.sort(key=lambda call: call.backward.host)
         if not complete:
             return []
-        return [self._measured(call, self._next(call.backward)) for call in complete]
+        return [self._measured(call, self._end(call)) for call in complete]
 
-    def _next(self, moment: Moment) -> Moment | None:
-        """When the next forward or backward of a call began. In a pipeline, forwards run between backwards."""
-        begun = [at for call in self._calls for at in (call.began, call.backward) if at is not None]
-        return min((at for at in begun if at.host > moment.host), key=lambda at: at.host, default=None)
+    def _remove_hooks(self) -> None:
+        """Remove the hooks of `note_end`: a leaf keeps them as long as it lives."""
+        for _, hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _end(self, call: CallMoments) -> Moment | None:
+        """When the call's backward ended, or the next forward or backward of a call began.
+
+        In a pipeline, forwards run between backwards. An input that many blocks read gets its gradient long after.
+        """
+        begun = [at for other in self._calls for at in (other.began, other.backward)]
+        later = (at for at in (*begun, call.finished) if at is not None and at.host > call.backward.host)
+        return min(later, key=lambda at: at.host, default=None)
 
     def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
         forward = self._trace.growth(call.began.mark, call.ended.mark)

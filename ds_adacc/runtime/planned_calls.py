@@ -178,7 +178,7 @@ class PlannedCalls:
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
         if observer is None:
             return call, pack, _nothing
-        return call, *observer.watch(ticket, call, pack)
+        return call, *observer.watch(ticket, call, inputs, pack)
 
     def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
         """A call of the block has run other graphs than the recorded ones, or with other numbers."""

@@ -92,7 +92,7 @@ def test_observation_forgets_what_is_gone():
     observer, known, sizes = Observer(), Variant(digest="digest", policy=policy), []
     for _ in range(3):
         call = Call(bound, args)
-        pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
+        pack, done = observer.watch(observer.begin(known, Block("block")), call, args, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done(output)

@@ -299,7 +299,7 @@ def test_nothing_is_counted_as_held(transfer):
     bound = bind(recording, policy, {}, Prefetcher(transfer))
     observer, call = Observer(), Call(bound, args)
     known = Variant(digest="digest", policy=policy)
-    pack, done = observer.watch(observer.begin(known, Block("block")), call, call.pack)
+    pack, done = observer.watch(observer.begin(known, Block("block")), call, args, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
     done(output)

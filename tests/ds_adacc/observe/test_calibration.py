@@ -10,6 +10,7 @@ import torch
 import zoo
 from any_size import Training
 from stack import ALLOWANCE, WIDTH, Model
+from torch import nn
 from torch.utils.checkpoint import checkpoint as reentrant
 
 from ds_adacc import planner
@@ -131,6 +132,29 @@ def test_a_model_that_forgets_gradients_is_corrected():
     # No more than that: one correction serves all policies of a block type, so another plan may take less than it says.
     assert seen[-1].peak.observed <= runtime.controller.plan.budget
     assert model.peak(runtime.checkpoint) <= runtime.controller.plan.budget + ALLOWANCE
+
+
+@pytest.mark.parametrize("others", [[], [lambda: nn.Linear(WIDTH, WIDTH)]], ids=["one block", "the first of its type"])
+def test_the_last_backward_is_observed_too(others):
+    blocks = [lambda: zoo.InPlaceBlock(WIDTH), *others]
+    makes = iter(blocks)
+    model = Model(lambda: next(makes)(), layers=len(blocks))
+    runtime, seen = trained(model, 0.8)
+    assert runtime.controller.plan.reason.startswith("peak observed "), "the model of its backward is a little off"
+    assert abs(model.peak(runtime.checkpoint) - seen[-1].peak.observed) <= ALLOWANCE
+
+
+def test_a_backward_whose_end_does_not_show_is_not_called_observed(caplog):
+    caplog.set_level("INFO", "ds_adacc")
+    model = Model(lambda: zoo.InPlaceBlock(WIDTH), layers=1)
+    model.leaf = model.leaf.detach()
+    runtime, seen = trained(model, 0.95)
+    assert [each.peak for each in seen] == [None]
+    assert runtime.controller.plan.reason == "first step recorded"
+    told = "nothing shows when the backward of blocks like InPlaceBlock ends, as no other block's comes after it"
+    assert caplog.text.count(told) == 1
+    (table,) = re.findall(r"^  peak: .*$", caplog.text, re.MULTILINE)
+    assert re.fullmatch(r"  peak: planned \S+ MiB; budget \S+ MiB", table)
 
 
 def test_a_model_that_is_right_is_left_alone(equal_times):

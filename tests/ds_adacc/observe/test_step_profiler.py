@@ -1,5 +1,6 @@
 """Which part of a step is whose."""
 
+import pytest
 import torch
 
 from ds_adacc.observe.step_profiler import CallMoments, Moment, StepProfiler
@@ -31,6 +32,52 @@ def measured(*calls):
 
 def test_a_backward_ends_where_the_next_begins():
     assert measured(call(0, backward=5), call(1, backward=3)) == [((1, 1.5), (3, 5), 2), ((0, 0.5), None, None)]
+
+
+def test_the_last_backward_ends_with_the_gradient_of_an_input():
+    first, last = call(0, backward=5), call(1, backward=3)
+    first.finished = Moment(9, 9)
+    last.finished = Moment(8, 8)  # an input that both read: its gradient is complete after both
+    assert measured(first, last) == [((1, 1.5), (3, 5), 2), ((0, 0.5), (5, 9), 4)]
+
+
+def steps_before_end(*inputs):
+    """How many of the steps of a block's backward have run when it counts as ended, and how many there are."""
+    profiler, moments, steps = StepProfiler(torch.device("cpu")), CallMoments("block", None, Moment(0, 0)), []
+    profiler.now = lambda: len(steps)
+    profiler.note_end(moments, inputs)
+    x, other = inputs
+    made = [x.cos(), deep := other.exp(), deep.sin()]
+    made.append(made[0] * made[2])
+    nodes = [tensor.grad_fn for tensor in made if tensor.grad_fn is not None]
+    for node in nodes:
+        node.register_hook(lambda *_: steps.append(None))
+    made[-1].register_hook(lambda _: setattr(moments, "backward", 0))
+    made[-1].sum().backward(retain_graph=True)
+    found = moments.finished
+    profiler.restart()
+    made[-1].sum().backward()
+    assert moments.finished == found, "no hook is left"
+    return found, len(nodes)
+
+
+@pytest.mark.parametrize(
+    "make", [torch.Tensor.requires_grad_, lambda x: x.requires_grad_().tanh()], ids=["leaf", "made"]
+)
+def test_a_backward_has_ended_when_the_last_step_of_the_block_has_run(make):
+    frozen = torch.randn(3)
+    assert steps_before_end(make(torch.randn(3)), make(torch.randn(3))) == (4, 4)
+    assert steps_before_end(frozen, make(torch.randn(3))) == (3, 3)
+    assert steps_before_end(make(torch.randn(3)), frozen) == (2, 2)
+
+
+def test_without_a_gradient_of_an_input_no_end_shows():
+    weight, x = torch.randn(3, requires_grad=True), torch.randn(3)
+    profiler, moments = StepProfiler(torch.device("cpu")), CallMoments("block", None, Moment(0, 0))
+    profiler.note_end(moments, (x,))
+    moments.backward = Moment(1, 1)
+    (x * weight).sum().backward()
+    assert moments.finished is None
 
 
 def test_seconds_in_which_more_runs_than_the_plan_are_not_told():
