@@ -213,9 +213,9 @@ def tell_of_options(ds_config: Mapping[str, Any]) -> None:
     """
     ignored = Options.of(ds_config).beyond(_registry.options)
     if ignored:
-        text = f'ds_adacc decides what blocks hold, without "{OPTIONS}" of ds_config: no effect of {", ".join(ignored)}'
+        text = f'of "{OPTIONS}" in ds_config, this has no effect, as ds_adacc decides what blocks hold: '
         advice = [f"In place of {name}, {ADVICE[name]}" for name in ignored if name in ADVICE]
-        get_logger().info("%s", ". ".join([text, *advice]))
+        get_logger().info("%s%s", text, ". ".join([", ".join(ignored), *advice]))
 
 
 def note_start() -> None:

@@ -379,7 +379,7 @@ def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
     (line,) = told_of_options(caplog, partition_activations=True, cpu_checkpointing=True, number_checkpoints=4)
     configure = "call ds_adacc.checkpointing.configure(mpu, ds_config), and"
     assert line == (
-        'ds_adacc decides what blocks hold, without "activation_checkpointing" of ds_config: no effect of '
+        'of "activation_checkpointing" in ds_config, this has no effect, as ds_adacc decides what blocks hold: '
         "partition_activations, number_checkpoints, cpu_checkpointing. "
         f"In place of partition_activations, {configure} block inputs are shared among tensor-parallel ranks. "
         'In place of cpu_checkpointing, have "offload": true (the default) in the "adacc" section, and tensors of a '
@@ -391,7 +391,7 @@ def test_options_that_configure_has_set_are_taken(caplog):
     checkpointing.configure(None, {"adacc": LOSSLESS, "activation_checkpointing": {"cpu_checkpointing": True}})
     assert told_of_options(caplog, cpu_checkpointing=True) == []
     (line,) = told_of_options(caplog, cpu_checkpointing=True, profile=True)
-    assert line.endswith("no effect of profile. In place of profile, see the seconds in `ds_adacc report`")
+    assert line.endswith(" hold: profile. In place of profile, see the seconds in `ds_adacc report`")
 
 
 def test_contiguous_buffers_are_refused_as_deepspeed_refuses_them():

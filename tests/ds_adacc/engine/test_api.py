@@ -69,7 +69,7 @@ def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch
     with caplog.at_level("INFO", logger="ds_adacc"):
         ds_adacc.attach(existing) if is_attached else ds_adacc.initialize(model=model, config=existing.config)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "no effect of cpu_checkpointing. In place of cpu_checkpointing, have " in line
+    assert " hold: cpu_checkpointing. In place of cpu_checkpointing, have " in line
 
 
 def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
