@@ -140,7 +140,9 @@ def test_the_last_backward_is_observed_too(others):
     makes = iter(blocks)
     model = Model(lambda: next(makes)(), layers=len(blocks))
     runtime, seen = trained(model, 0.8)
-    assert runtime.controller.plan.reason.startswith("the plan before took "), "the model of its backward is a little off"
+    assert runtime.controller.plan.reason.startswith("the plan before took "), (
+        "the model of its backward is a little off"
+    )
     assert abs(model.peak(runtime.checkpoint) - seen[-1].peak.observed) <= ALLOWANCE
 
 
