@@ -14,6 +14,7 @@ from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.profile.gradient_error import PolicyError
 
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
+Approved = tuple[tuple[planner.Policy, float], ...]  # each with its error
 PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # what one rank has measured
 
 _MOST_REJECTIONS = 4  # in a row; then the block gets no lossy codecs: the estimates of its errors do not converge
@@ -28,13 +29,30 @@ class BlockErrors:
 
     Policies are held without their copies to host memory, which change no data (`Policy.on_device`). `strictness`: how
     the block's errors exceed the estimates. `rejections`: how many policies were above the bound since the last one was
-    approved, and `rejected`: the last of them.
+    approved for the first time, and `rejected`: the last of them. `outdated`: those that were approved before another
+    one was rejected. They may run once they are approved again.
     """
 
-    approved: tuple[tuple[planner.Policy, float], ...] = ()
+    approved: Approved = ()
     strictness: planner.Strictness | None = None
     rejections: int = 0
     rejected: planner.Policy | None = None
+    outdated: frozenset[planner.Policy] = frozenset()
+
+    def approve(self, policy: planner.Policy, error: float) -> BlockErrors:
+        """With this policy approved. If it is an outdated one, that ends no row of rejections.
+
+        Otherwise two sizes of the block, of which one approves and the other rejects, might go on for ever.
+        """
+        earlier = dict(self.approved)
+        approved = (*_without(self.approved, {policy}), (policy, max(error, earlier.get(policy, 0.0))))
+        rejections = self.rejections if policy in self.outdated else 0
+        return replace(self, approved=approved, rejections=rejections, rejected=None)
+
+    def outdate(self, but: Collection[planner.Policy]) -> BlockErrors:
+        """With all approvals outdated `but` those of these policies: the block's errors are not what they were."""
+        old = {policy for policy, _ in self.approved}.difference(but)
+        return replace(self, approved=_without(self.approved, old), outdated=self.outdated | old)
 
 
 class Approvals:
@@ -79,17 +97,16 @@ class Approvals:
     def judge(self, everyone: Sequence[PolicyErrors]) -> dict[BlockKey, PolicyError]:
         """Approve or reject the policies that the ranks have measured.
 
+        A rejection outdates what was approved of the block before: the errors of its values may have grown since.
+
         Returns those that were rejected: of a block that ran several at several sizes, the one with the largest error.
         """
         rejected: dict[BlockKey, PolicyError] = {}
-        for key, found in worst(everyone):
-            known = self._of(key)
-            policy = found.policy.on_device
-            approved = tuple((other, error) for other, error in known.approved if other != policy)
+        pairs = worst(everyone)
+        for key, found in pairs:
+            known, policy = self._of(key), found.policy.on_device
             if found.error <= self.max_error:
-                largest = max(found.error, self.error(key, found.policy) or 0.0)
-                approved = (*approved, (policy, largest))
-                self.blocks[key] = replace(known, approved=approved, rejections=0, rejected=None)
+                self.blocks[key] = known.approve(policy, found.error)
                 continue
             rejections = known.rejections + (key not in rejected)
             rejected[key] = found
@@ -99,7 +116,11 @@ class Approvals:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None and known.rejections:  # what an earlier search found may no longer hold
                 stricter = stricter.stricter(known.strictness)
-            self.blocks[key] = BlockErrors(approved, stricter, rejections, policy)
+            known = known.outdate({other.policy.on_device for of, other in pairs if of == key})
+            approved = _without(known.approved, {policy})
+            self.blocks[key] = replace(
+                known, approved=approved, strictness=stricter, rejections=rejections, rejected=policy
+            )
         return rejected
 
     def strictness(self, name: str, blocks: int) -> tuple[planner.Strictness | None, ...]:
@@ -165,6 +186,10 @@ def worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
             found = replace(found, error=max(known.error, found.error), strictness=strictest)
         merged[key, found.policy] = found
     return sorted(((key, found) for (key, _), found in merged.items()), key=lambda each: each[1].error)
+
+
+def _without(approved: Approved, policies: Collection[planner.Policy]) -> Approved:
+    return tuple((policy, error) for policy, error in approved if policy not in policies)
 
 
 def _without_lossy_codecs(strictness: planner.Strictness) -> planner.Strictness:

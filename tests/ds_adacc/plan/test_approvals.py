@@ -94,6 +94,32 @@ def test_an_approved_policy_that_errs_later_is_rejected():
     assert not approvals.permit(("a", 0), LOSSY, PROFILE)
 
 
+def test_what_was_approved_before_a_rejection_is_tried_anew():
+    """The rejected policy may share a codec with it, on a value whose error has grown since."""
+    approvals, both = Approvals(0.1), Policy(("int4", "int4"))
+    approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05)), (("a", 1), PolicyError(LOSSY, 0.05))]])
+    approvals.judge([[(("a", 0), PolicyError(both, 0.08))]])
+    assert approvals.permit(("a", 0), LOSSY, PROFILE)
+    approvals.judge([[(("a", 0), rejected(3.0, policy=both))]])
+    assert not approvals.permit(("a", 0), LOSSY, PROFILE) and not approvals.knows(("a", 0), LOSSY)
+    assert approvals.permit(("a", 1), LOSSY, PROFILE), "of another block nothing was rejected"
+    approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.06))]])
+    assert approvals.permit(("a", 0), LOSSY, PROFILE) and approvals.error(("a", 0), LOSSY) == 0.06
+
+
+def test_an_approval_of_what_was_approved_before_does_not_keep_a_search_alive():
+    """One size of the block runs an old policy, and rejects whatever is planned for another size."""
+    approvals = Approvals(0.1)
+    approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05))]])
+    for number in range(4):
+        assert approvals.blocks["a", 0].rejections == number
+        approvals.judge([[(("a", 0), rejected(policy=Policy((f"int{number}", None))))]])
+        assert not approvals.permit(("a", 0), LOSSY, PROFILE)
+        approvals.judge([[(("a", 0), PolicyError(LOSSY, 0.05))]])
+        assert approvals.permit(("a", 0), LOSSY, PROFILE)
+    assert approvals.strictness("a", 1)[0].factors == (HOPELESS, HOPELESS)
+
+
 def test_each_block_has_its_strictness_unless_there_are_many():
     approvals = Approvals(0.1)
     assert approvals.strictness("a", 3) == ()
