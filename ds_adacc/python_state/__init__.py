@@ -11,6 +11,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `function_marks`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `content`: what one Python object holds, or why that cannot be read.
+* `calls_in_c`: functions in C that read or write data, or start threads; what of TorchScript does.
 * `places`: what functions read besides their arguments: where that is, and what was there.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
   applies Functions and calls collectives.

@@ -11,7 +11,7 @@ import importlib.util
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +19,12 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
+from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
 from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.places import Place, Reads
 
-_READS = frozenset({"numpy", "tolist", "_to_dlpack", "_to_dlpack_versioned", "toDLPack"})
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 # The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
@@ -52,6 +52,9 @@ class Listener(FunctionListener):
     def note_read(self) -> None:
         """Python is about to read a tensor's data."""
 
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Python is about to write to a tensor, one element after the other."""
+
     def note_address(self, tensor: torch.Tensor | None) -> None:
         """Python is about to give the address of a tensor (None: of any) to code that the dispatcher does not see."""
 
@@ -68,11 +71,13 @@ class Listener(FunctionListener):
 class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
-    `takes_context`: its first argument is the `ctx` of a Function. `gives_address`: it gives a tensor's address away.
+    `names`: what code of the user's may read of a Python module that it is given. `takes_context`: its first argument
+    is the `ctx` of a Function. `gives_address`: it gives a tensor's address away.
     """
 
     code: types.CodeType
     places: Mapping[str, Place]
+    names: Mapping[str, None]
     is_collective: bool
     takes_context: bool
     gives_address: bool
@@ -145,6 +150,15 @@ class Watch:
         self.reads.note(found)
         self._not_imported.clear()
 
+    def note_held(self, modules: Iterable[types.ModuleType]) -> None:
+        """Note what the code that has run names of Python modules of the user's that the block holds, or is given."""
+        found: dict[str, Place] = {}
+        for module in modules:
+            for known in self._codes.values():
+                self._modules.clear()
+                self._note_members(module, known.names, known.code, found)
+        self.reads.note(found)
+
     def _compiler_begins(self, _: Any) -> None:
         if threading.get_ident() == self._thread:
             self._is_compiling = True
@@ -197,6 +211,7 @@ class Watch:
     def _look_at(self, frame: types.FrameType) -> _Code:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         places: Mapping[str, Place] = {}
+        names: Mapping[str, None] = {}
         is_kept = True  # what a compiler calls, the block may call later, and reads it then
         if name == "<module>":
             self._importing = frame
@@ -204,21 +219,28 @@ class Watch:
             pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
         elif not is_library(module) or module in _READABLE_LIBRARIES:
             is_kept = not _is_of_compiler(_calls(frame))
-            places = self._note_globals(frame) if is_kept else {}
+            names = _names_in(frame.f_code) if is_kept else {}
+            places = self._note_globals(frame, names) if is_kept else {}
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
         is_launch = module.startswith("triton.") and name in _LAUNCHES
         gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
-        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address)
+        found = _Code(frame.f_code, places, names, is_collective, takes_context, gives_address)
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
         owner = getattr(called, "__self__", None)
-        if called.__name__ in _READS and (isinstance(owner, torch.Tensor) or owner is torch._C):
-            if not _is_ours(frame):
-                self._data_is_read()
+        if reads_data(owner, called.__name__):
+            if self._listener is not None and not _is_ours(frame):
+                self._listener.note_read()
+                if writes_data(owner, called.__name__):
+                    self._listener.note_write(owner)
+        elif hands_over_work(owner, called.__name__):
+            if self._listener is not None and not _is_of_compiler(_calls(frame)):
+                self._listener.note_read()
+                self._listener.note_address(None)
         elif called.__name__ in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
             # AOTAutograd sets some while it traces the block.
             if self._listener is not None and not _is_of_compiler(_calls(frame)):
@@ -235,11 +257,9 @@ class Watch:
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
 
-    def _note_globals(self, frame: types.FrameType) -> dict[str, Place]:
+    def _note_globals(self, frame: types.FrameType, names: Mapping[str, None]) -> dict[str, Place]:
         code = frame.f_code
-        texts = tuple(each for each in code.co_consts if type(each) is str)  # globals()["name"]
-        names = dict.fromkeys((*code.co_names, *texts))
-        of_globals = {*global_names(code), *texts}
+        of_globals = {*global_names(code), *_texts_in(code)}
         found: dict[str, Place] = {}
         self._modules.clear()
         for name in names:
@@ -288,9 +308,9 @@ class Watch:
         self._modules.add(module)
         source, members = module.__name__, vars(module)
         for name in names:
-            value = members.get(name)
-            if value is None or name.startswith("__"):
+            if name not in members or name.startswith("__"):
                 continue
+            value = members[name]
             if isinstance(value, types.ModuleType):
                 if value.__name__ in _RANDOM or not is_library(value.__name__):
                     self._note_members(value, names, code, found)
@@ -302,9 +322,14 @@ class Watch:
     def _cannot_guard(self, what: str, code: types.CodeType) -> None:
         self.unguarded = self.unguarded or f"{what} in {code.co_name}"
 
-    def _data_is_read(self) -> None:
-        if self._listener is not None:
-            self._listener.note_read()
+
+def _texts_in(code: types.CodeType) -> tuple[str, ...]:
+    """What may be the name in `globals()["name"]` or in `getattr(module, "name")`."""
+    return tuple(each for each in code.co_consts if type(each) is str)
+
+
+def _names_in(code: types.CodeType) -> dict[str, None]:
+    return dict.fromkeys((*code.co_names, *_texts_in(code)))
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:
@@ -364,7 +389,8 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-_PARTS = (_imported_module, _source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
+_PARTS = (reads_data, writes_data, hands_over_work, _texts_in, _names_in, _imported_module)
+_PARTS += (_source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
 for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

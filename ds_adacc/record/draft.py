@@ -264,12 +264,17 @@ class Draft:
         `given`: the arguments to look at; None: look at all values.
         """
         for tensor in self.known.written_unseen(given):
-            op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
-            rewritten = self.known.overwritten(tensor, op, 0)
-            self.labels.note()
-            self._ops.append(replace(op, outputs=tuple(rewritten)))
-            self._fresh = True
+            self.record_write(tensor)
             self.remark(_WROTE_UNSEEN)
+
+    def record_write(self, tensor: torch.Tensor) -> None:
+        """Add an operator for a write to this tensor of which the dispatcher does not tell."""
+        self._refer(tensor)  # nobody may have met it yet
+        op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
+        rewritten = self.known.overwritten(tensor, op, 0)
+        self.labels.note()
+        self._ops.append(replace(op, outputs=tuple(rewritten)))
+        self._fresh = True
 
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_adacc.record.block_call import BlockCall
 
-_NOT_THE_USERS = ("torch", "ds_adacc")  # packages in which no read of data is the user's own
+_NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
 
 
 def run_recorded(call: BlockCall) -> Any:
@@ -34,7 +34,7 @@ def frames_of_block() -> list[FrameType]:
 
 
 def line_of_block() -> str:
-    """The line that runs now, as `file.py:12 (function)`: the innermost that is not in torch."""
+    """The line that runs now, as `file.py:12 (function)`: the innermost that is in neither torch nor threading."""
     for frame in frames_of_block():
         if (module_and_function(frame)[0] or "").split(".")[0] not in _NOT_THE_USERS:
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -128,6 +128,12 @@ class Recorder(TorchDispatchMode):
         if self._running is not None:
             self._running.refuse("reads data into Python")
 
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """Note that Python writes to a tensor element by element, of which the dispatcher is not told (Rule R19)."""
+        if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
+            with self._noting(), self.aside():
+                self.draft.record_write(tensor)
+
     def note_address(self, tensor: torch.Tensor | None) -> None:
         """Note that code is about to get the address of a tensor (None: of any), to which it may write (Rule R19)."""
         if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:

@@ -1,9 +1,11 @@
 """What Python reads while a block is recorded, and what follows from it."""
 
+import concurrent.futures
 import contextlib
 import cProfile
 import functools
 import logging
+import queue
 import random
 import sys
 import tempfile
@@ -19,6 +21,7 @@ import zoo
 from recorded import call_of, record
 from torch import nn
 from torch._dynamo.callback import CallbackTrigger, callback_handler
+from torch.nn.utils import rnn
 
 from ds_adacc.config import load
 from ds_adacc.python_state.watch import Listener, Watch
@@ -60,7 +63,45 @@ DATA = {
     "bool": lambda x: 2.0 if x.sum() > 0 else 3.0,
     "format": lambda x: float(f"{x.sum()}"),
     "range": lambda x: len(range((x.sum().abs() * 5).to(torch.int64))),
+    "tensor_split": lambda x: 1 + len(torch.tensor_split(x[0, 0], positives(x[0, 0])[None])[0]),
+    "method tensor_split": lambda x: 1 + len(x[0, 0].tensor_split(positives(x[0, 0])[None])[0]),
+    "pack": lambda x: len(rnn.pack_padded_sequence(x, positives(x[..., 0]).clamp(1), True, False).data),
+    "pad": lambda x: 1 + float(torch._VF._pad_packed_sequence(x[0], sizes(x), False, 0.0, 2)[0].shape[1]),
+    "reshape": lambda x: len(torch._reshape_from_tensor(x[0, 0, :6], factors_of_six(x))),
+    "apply": lambda x: x.clone().apply_(lambda v: 1.0 if v > 0 else 0.25),
+    "map": lambda x: torch.zeros_like(x).map_(x, lambda _, v: 1.0 if v > 0 else 0.25),
+    "seed": lambda x: 1 + torch.initial_seed() % 7,
+    "seed of a generator": lambda x: 1 + torch.default_generator.initial_seed() % 7,
+    "another thread": lambda x: (Sum(x).start(), Sum.done.get())[1],
+    "a thread that waits": lambda x: waiting.submit(lambda: x.sum().item()).result(),
 }
+waiting = concurrent.futures.ThreadPoolExecutor(1)
+waiting.submit(int).result()  # its thread has begun
+
+
+def positives(x):
+    """How many there are along the last dimension, at most as many as `x` has rows."""
+    return (x > 0).sum(-1).clamp(max=3)
+
+
+def sizes(x):
+    """Two numbers that data decide; their sum is 3."""
+    return torch.where(x.sum() > 0, torch.tensor([2, 1]), torch.tensor([3, 0]))
+
+
+def factors_of_six(x):
+    return torch.where(x.sum() > 0, torch.tensor([2, 3]), torch.tensor([3, 2]))
+
+
+class Sum(threading.Thread):
+    done = queue.SimpleQueue()
+
+    def __init__(self, x):
+        super().__init__()
+        self.x = x
+
+    def run(self):
+        self.done.put(self.x.sum().item())
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -1,5 +1,7 @@
 """Kernels that a block launches itself write to tensors by address: neither what was there nor what is, is rebuilt."""
 
+import threading
+
 import contourpy
 import pytest
 import torch
@@ -95,6 +97,27 @@ class Shifted(torch.autograd.Function):
         return grad
 
 
+def applied(block, x, y):
+    rows = torch.ones_like(x).cumsum(0)
+    return y * rows.apply_(lambda v: 0.5 if v == 2 else v)
+
+
+def mapped_in_a_view(block, x, y):
+    rows = torch.zeros(2, *x.shape)
+    rows[1].map_(x.detach(), lambda _, v: v + 1)
+    return y * rows.sum(0)
+
+
+def by_threads(block, x, y):
+    rows = torch.zeros_like(x)
+    threads = [threading.Thread(target=rows[k::2].fill_, args=(3.0 + k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return y * rows
+
+
 def before_a_function(block, x, y):
     rows = torch.zeros_like(x)
     array(rows)[...] = 3.0
@@ -108,6 +131,7 @@ def of_triton(block, x, y):
 
 
 WRITES = [into_zeros, twice, into_what_was_read, in_another_order, into_a_view, after_a_seen_one]
+WRITES += [applied, mapped_in_a_view, by_threads]
 WRITES += [into_a_buffer_that_is_read_after_its_address_was_taken, before_a_function]
 TRITONS = pytest.param(of_triton, marks=[pytest.mark.gpu, needs_triton])
 
@@ -123,6 +147,20 @@ def test_recomputed_the_gradients_are_bit_identical(write):
     recording = captured(block, *args).recording
     run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, run))
+
+
+def test_what_a_function_of_elements_writes_is_a_write_though_it_changed_no_bit():
+    def leave(block, x, y):
+        return y * torch.ones_like(x).apply_(lambda v: v)
+
+    recording = captured(Routed(leave), batch()).recording
+    refusals = {op.refusal for op in recording.ops}
+    assert refusals == {
+        None,
+        "ones_like2 is overwritten in place",
+        "writes where PyTorch does not see it",
+        "may hold a number read from data",
+    }
 
 
 def test_what_has_nothing_to_do_with_the_write_is_recomputed():
