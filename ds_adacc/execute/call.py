@@ -13,6 +13,7 @@ from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Recomputed, Replay
 from ds_adacc.execute.host_offload import Offloads
+from ds_adacc.program.dispatch_modes import modes_now
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
@@ -223,6 +224,7 @@ class Call:
 def _empty_holders(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, Holder]:
     """Empty holders for one call, each linked to those that it is rebuilt from (Rules E5 and E10)."""
     replays: dict[int, Replay] = {}
+    modes = modes_now()
     holders: dict[int, Holder] = {index: kind(facts) for index, kind, facts in bound.stored}
     if offloads is not None:
         holders.update((index, kind(facts, offloads)) for index, kind, facts in bound.offloaded)
@@ -230,7 +232,7 @@ def _empty_holders(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, H
         replay = replays.get(producer)
         if replay is None:
             segment = bound.segments[producer]
-            replay = replays[producer] = Replay(segment, {i: holders[i] for i in segment.reads})
+            replay = replays[producer] = Replay(segment, {i: holders[i] for i in segment.reads}, modes)
         holders[index] = Recomputed(name, replay, output)
     return holders
 

@@ -48,7 +48,9 @@ R6. These operators are never replayed: those that write to what others have rea
     updates running statistics and does not say so; it reads the batch alone, so it is replayed without them. What
     else reads them is not: no version counts these writes.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
-    data, the next call may take another branch and save other tensors.
+    data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
+    tensor on the host to compute with its numbers, once Python has read the seed of a random generator, and once work
+    has been handed to another thread, which may read whatever it likes.
 R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
     those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a
     warning. If a block depends on something that cannot be read again at every call, nothing of it is replayed.
@@ -60,6 +62,7 @@ R10. Verifying leaves all random generators where they were: torch's, those that
 R11. A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. Within
     one context autocast casts a parameter once. A later call that finds the cast has that operator too, where it first
     reads the cast. What an operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
+    Dispatch modes of the user's that are on in forward are on in a replay.
 R12. A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
     between ranks. It lives as long as the plan, and all ranks must agree on the plan.
 R13. A block that cannot be recorded is no error: `Capture.reason` says why, and the block runs under plain autograd.
@@ -108,5 +111,5 @@ R19. A kernel that a block launches itself, outside of any Function and operator
     checksum of a value has changed when it is next read or saved, or when the forward has ended, it was written to in
     place (Rule R4), by an operator that is never replayed. Four writes go unnoticed: by an address that was taken
     before the forward; to a parameter; to a buffer that the block reads only afterwards; and one that left the bits as
-    they were while the block was recorded.
+    they were while the block was recorded. `Tensor.apply_` and `map_` always count as a write.
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.execute.bound_segment import BoundSegment
+from ds_adacc.program.dispatch_modes import under
 from ds_adacc.program.replay import modified, replay, updated
 from ds_adacc.program.slots import Holder, Retained
 
@@ -17,11 +21,15 @@ class Replay:
     Each of its outputs stays cached until its last use (Rule E6).
     """
 
-    __slots__ = ("_cached", "_left", "_updates", "inputs", "parameters", "segment", "versions")
+    __slots__ = ("_cached", "_left", "_updates", "inputs", "modes", "parameters", "segment", "versions")
 
-    def __init__(self, segment: BoundSegment, inputs: dict[int, Holder]) -> None:
+    def __init__(
+        self, segment: BoundSegment, inputs: dict[int, Holder], modes: Sequence[TorchDispatchMode] = ()
+    ) -> None:
+        """`modes`: the dispatch modes of the user's in forward, under which it replays too."""
         self.segment = segment
         self.inputs = inputs
+        self.modes = modes
         self.parameters: dict[int, torch.Tensor] = {}
         if segment.read_parameters:  # most operators read none
             self.parameters = {index: segment.parameters[index] for index in segment.read_parameters}
@@ -68,18 +76,26 @@ class Replay:
 
     def run(self, output: int, roots: dict[int, torch.Tensor]) -> torch.Tensor:
         """This output, made from `roots`, which it uses up. The others are cached for their uses."""
-        # Rule E16
-        for op, done in self.segment.before:
-            roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
-            for index in done:
-                del roots[index]
-        outputs, uses = replay(self.segment.op, roots.__getitem__, self.parameters), self.segment.uses
+        if self.modes:
+            with under(self.modes):
+                outputs = self._outputs(roots)
+        else:
+            outputs = self._outputs(roots)
+        uses = self.segment.uses
         if uses != _ONCE:  # as most are: nothing is cached then
             if self._cached is None:
                 self._left = list(uses)
             self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
             self._count(output)
         return outputs[output]
+
+    def _outputs(self, roots: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        # Rule E16
+        for op, done in self.segment.before:
+            roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
+            for index in done:
+                del roots[index]
+        return replay(self.segment.op, roots.__getitem__, self.parameters)
 
     def _count(self, output: int) -> None:
         self._left[output] -= 1

@@ -1,0 +1,33 @@
+"""The dispatch modes of the user's, under which a replay must run as its forward did (Rule R11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch._C import _len_torch_dispatch_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ds_adacc.python_state.content import is_library
+
+
+def modes_now() -> tuple[TorchDispatchMode, ...]:
+    """The modes of the user's that are on. Those of torch only look on, such as a counter of operations."""
+    if not _len_torch_dispatch_stack():  # as in most calls
+        return ()
+    modes = map(torch._C._get_dispatch_stack_at, range(_len_torch_dispatch_stack()))
+    return tuple(mode for mode in modes if not is_library(type(mode).__module__))
+
+
+@contextmanager
+def under(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Turn on those of the modes that are off. They are not told that they are entered: they were, in the forward."""
+    off = [mode for mode in modes if not any(mode is other for other in modes_now())]
+    for mode in off:
+        torch._C._push_on_torch_dispatch_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in off:
+            torch._C._pop_torch_dispatch_stack(None)
