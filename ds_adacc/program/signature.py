@@ -18,6 +18,7 @@ from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import Look, snapshot, token
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 _HOOKS_OF_ALL_MODULES = (
     of_modules._global_forward_pre_hooks,
     of_modules._global_forward_hooks,
@@ -76,6 +77,10 @@ def surroundings() -> str | None:
         return "it is called within a transform of torch.func"
     if not torch._C._autograd._saved_tensors_hooks_is_enabled():
         return "it is called where hooks for saved tensors are disabled"
+    if torch._C._is_tracing():
+        return "it is called while torch.jit.trace traces it"
+    if torch._C._get_dispatch_mode(_PROXY) is not None:
+        return "it is called while torch.fx traces it, as in make_fx"
     if forward_ad._current_level >= 0:
         return "it is called within forward-mode differentiation"
     return None

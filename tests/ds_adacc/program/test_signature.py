@@ -4,10 +4,36 @@ import collections
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ds_adacc.program.signature import Signature, ambient, describe, differ_in_sizes, differing_numbers, flatten
+from ds_adacc.program.signature import (
+    Signature,
+    ambient,
+    describe,
+    differ_in_sizes,
+    differing_numbers,
+    flatten,
+    surroundings,
+)
+
+
+def test_blocks_run_plain_where_torch_traces_them():
+    seen = []
+
+    def traced(x):
+        seen.append(surroundings())
+        return x * 2
+
+    torch.jit.trace(traced, torch.ones(2), check_trace=False)
+    make_fx(traced)(torch.ones(2))
+    traced(torch.ones(2))
+    assert seen == [
+        "it is called while torch.jit.trace traces it",
+        "it is called while torch.fx traces it, as in make_fx",
+        None,
+    ]
 
 
 def test_keyword_arguments_in_another_order_are_another_call():

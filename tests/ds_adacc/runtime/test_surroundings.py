@@ -10,6 +10,7 @@ import zoo
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
@@ -148,7 +149,15 @@ def dual(run, block, x):
         return forward_ad.unpack_dual(run(block, forward_ad.make_dual(x, torch.ones_like(x)))).tangent
 
 
-TRANSFORMS = (gradient, of_parameters, jvp, vmapped, per_sample, dual)
+def traced(run, block, x):
+    return torch.jit.trace(Called(run, block), x, check_trace=False)(x)
+
+
+def traced_by_fx(run, block, x):
+    return make_fx(functools.partial(run, block))(x)(x)
+
+
+TRANSFORMS = (gradient, of_parameters, jvp, vmapped, per_sample, dual, traced, traced_by_fx)
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
