@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import tensors_in
@@ -108,7 +110,7 @@ class _RecordingHook:
         return found
 
 
-_NO_HOOKS = "don't yet support saved tensor hooks"  # in torch's own message
+_OF_TORCH_FUNC = "don't yet support saved tensor hooks"  # in torch's own message
 
 
 def not_recorded_now(closure: Closure) -> str | None:
@@ -131,13 +133,16 @@ def capture(name: str, call: BlockCall) -> Capture:
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
             output = run_recorded(call)
     except RuntimeError as error:
-        if _NO_HOOKS in str(error):
-            text = (
-                f"block {name} calls torch.func.grad, vjp, jacrev or hessian, which torch does not run where a "
-                'checkpointing has its hooks: list other classes in "blocks" of the adacc section, or disable it'
-            )
-            raise RuntimeError(text) from error
-        raise
+        if not _disables_hooks(error):
+            raise
+        what = f"torch.autograd.graph.disable_saved_tensors_hooks({str(error)!r})"
+        if _OF_TORCH_FUNC in str(error):
+            what = "torch.func.grad, vjp, jacrev or hessian"
+        text = (
+            f"block {name} calls {what}, which torch does not run where a checkpointing has its hooks: list other "
+            'classes in "blocks" of the adacc section, or disable it'
+        )
+        raise RuntimeError(text) from error
     finally:
         watch.stop()
         slots, discarded = hook.close()
@@ -154,6 +159,12 @@ def capture(name: str, call: BlockCall) -> Capture:
         pairs = zip(recording.positions, saved, strict=True)
         saved = [torch.empty(0) if position.discarded else tensor for position, tensor in pairs]
     return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, saved, slots, watch)
+
+
+def _disables_hooks(error: RuntimeError) -> bool:
+    """Whether it comes of a context that allows no hooks for saved tensors."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame.f_code is disable_saved_tensors_hooks.__wrapped__.__code__
 
 
 def _found_again(recording: Recording, output: Any, began: int) -> Recording:

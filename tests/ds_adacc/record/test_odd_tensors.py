@@ -190,6 +190,17 @@ def test_a_transform_that_torch_runs_under_no_hooks_is_named():
         runtime.checkpoint(block, torch.randn(2, 4, requires_grad=True))
 
 
+def test_a_block_that_allows_no_hooks_is_named():
+    def without_hooks(x):
+        with torch.autograd.graph.disable_saved_tensors_hooks("none here"):
+            return x.sin()
+
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}))
+    what = r"torch.autograd.graph.disable_saved_tensors_hooks\('none here'\)"
+    with pytest.raises(RuntimeError, match=rf'block Activated calls {what}.* list other classes in "blocks"'):
+        runtime.checkpoint(Activated(without_hooks), torch.randn(2, 4, requires_grad=True))
+
+
 class Adjoint(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight):
