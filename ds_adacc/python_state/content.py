@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import dis
 import enum
 import functools
@@ -29,15 +30,17 @@ _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, ty
 _NAMED += (
     types.UnionType,
     types.GenericAlias,
-    types.MethodWrapperType,
     types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
     functools._lru_cache_wrapper,
     logging.Logger,
+    ctypes._CFuncPtr,
     torch._ops.OperatorBase,  # its first call looks up its handle
     torch._ops.OpOverloadPacket,
 )
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
-_WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "ctypes", "_ctypes", "_abc"})
+_WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "_abc"})
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton"})
 _OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
@@ -189,12 +192,13 @@ def attributes_alone(value: Any) -> dict[str, Any] | None:
 
 
 def bytes_of(value: Any) -> Hashable | None:
-    """The content of an object with a buffer (an array of `array` or NumPy, a bytearray); None without one."""
+    """The content of an object with a buffer (an array of `array` or NumPy, a number in C); None without one."""
     try:
         with memoryview(value) as view:
             if view.nbytes > MOST_BYTES:
                 return Unreadable(type(value), f"it has more than {MOST_BYTES} bytes")
-            return None if "O" in view.format else (view.format, view.shape, view.tobytes())
+            points = "O" in view.format or "&" in view.format  # to objects in Python, or to memory as a pointer in C
+            return None if points else (view.format, view.shape, view.tobytes())
     except (TypeError, ValueError, BufferError, NotImplementedError):
         return None
 
@@ -217,7 +221,7 @@ def _special(value: Any) -> Items | None:
         return [("contents", each) for each in contents_of(value)]
     if isinstance(value, types.MethodType):
         return [("self", value.__self__), ("func", value.__func__)]
-    if isinstance(value, types.BuiltinFunctionType):
+    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
         return [("name", value.__name__), ("self", value.__self__)]
     if isinstance(value, functools.partial | functools.partialmethod):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords), *vars(value).items()]

@@ -12,13 +12,14 @@ import functools
 import numbers
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from ds_adacc.python_state.calls_in_c import why_unseen
 from ds_adacc.python_state.content import (
     SCALARS,
     Items,
@@ -111,6 +112,17 @@ def holds(marks: Guards, value: Any) -> bool:
     return any(each is mark for each in marks.values())
 
 
+def python_modules_in(marks: Any) -> Iterator[types.ModuleType]:
+    """The Python modules of the user's that are known by the marks, or by a key that holds some."""
+    if isinstance(marks, _Same):
+        value = marks()
+        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
+            yield value
+    elif isinstance(marks, dict | tuple):
+        for each in marks.values() if isinstance(marks, dict) else marks:
+            yield from python_modules_in(each)
+
+
 def refers_to_more(cls: type) -> bool:
     """Whether the class refers to more than the code of its functions: to attributes, closures, mutable defaults."""
     walk = Walk()
@@ -161,10 +173,10 @@ class Walk:
             self.guards[name] = kind  # of a hook, which is read where it is registered; its number is always new
         elif not self._met(name, value):
             if isinstance(value, nn.Module):
-                self.guards[name] = token(value)
+                self.guards[name] = why_unseen(value) or token(value)
                 self._attributes(name, value, depth)
             elif is_known_by_identity(value):
-                self.guards[name] = token(value)
+                self.guards[name] = why_unseen(value) or token(value)
                 if isinstance(value, type):
                     self.classes(value)
                 elif isinstance(value, types.FunctionType | functools._lru_cache_wrapper):

@@ -3,6 +3,7 @@
 import array
 import collections
 import contextvars
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -294,6 +295,9 @@ CHANGING = {
     "weak": (lambda: weakref.ref(Shared), lambda v: v().number, lambda v, n: own(v(), n)),
     "class": (Shared, lambda v: v.number, lambda v, n: own(type(v), n)),
     "bound method": (lambda: [1.0].__getitem__, lambda v: v(0), lambda v, n: in_place(v.__self__, n)),
+    "number in C": (lambda: ctypes.c_double(1.0), lambda v: v.value, lambda v, n: setattr(v, "value", n)),
+    "array in C": (lambda: (ctypes.c_double * 2)(1.0, 2.0), lambda v: v[0], in_place),
+    "length": (lambda: [1].__len__, lambda v: v(), lambda v, n: v.__self__.__setitem__(slice(None), [1] * int(n))),
     "closure": (lambda: closure()[0], lambda v: v(), lambda v, n: v.__closure__[0].cell_contents.__setitem__(0, n)),
 }
 
@@ -320,6 +324,29 @@ def test_a_number_may_change_within_an_object(name, as_argument, shared):
         change(held, number)
         extra = (lambda h, held=held: h * read(held)) if as_argument else None
         same_bits(work, block, batch(), None, *([extra] if as_argument else []))
+    assert work.recordings == 2
+
+
+@pytest.mark.parametrize("name", ["number", "nothing", "inner"])
+@pytest.mark.parametrize("as_argument", [False, True])
+def test_a_number_may_change_in_a_python_module_that_a_block_holds_or_is_given(as_argument, name):
+    """As a config that a trainer imports. What the block does not read of it may change."""
+    config = types.ModuleType("config_of_a_user")
+    config.inner = types.ModuleType("config_of_a_user.inner")
+    config.number, config.nothing, config.inner.number = 1.0, None, 1.0
+    work, block = recomputing(), zoo.HolderBlock()
+
+    def scaled(h, config):
+        return h * config.number * (config.nothing or 1.0) * config.inner.number
+
+    block.held = None if as_argument else {"config": config}
+    block.use = lambda h, step: h if as_argument else scaled(h, block.held["config"])
+    forward = block.forward
+    block.forward = lambda x, *given: forward(x) if not given else torch.tanh(block.fc2(scaled(block.fc1(x), *given)))
+    for step, number in enumerate((1.0, 1.0, 3.0, 3.0)):
+        config.unread = step
+        setattr(config.inner if name == "inner" else config, "nothing" if name == "nothing" else "number", number)
+        same_bits(work, block, batch(), None, *([config] if as_argument else []))
     assert work.recordings == 2
 
 
@@ -363,6 +390,17 @@ def test_tensors_among_the_attributes_of_a_container_that_are_items_too_are_one(
     assert [tuple(each.shape) for each in (*tensors, *inner)] == [(2,), (3,)]
 
 
+def splitting(x, lengths: torch.Tensor):
+    if x.dim() > 1:
+        sizes: list[int] = lengths.tolist()
+        return torch.split(x, sizes)[0]
+    return x
+
+
+def calling(x, lengths: torch.Tensor):
+    return splitting(x, lengths)
+
+
 class Raising(list):
     def __iter__(self):
         raise RuntimeError("not now")
@@ -376,6 +414,9 @@ UNREADABLE = {
     "proxy of nothing": lambda: [weakref.proxy(Shared())],
     "raises": lambda: Raising(),
     "large array": lambda: np.ones(1 << 16),
+    "pointer": lambda: ctypes.pointer(ctypes.c_double(2.0)),
+    "script": lambda: torch.jit.script(splitting),
+    "script that calls one": lambda: torch.jit.script(calling),
 }
 
 
