@@ -40,7 +40,7 @@ _NAMED += (
     torch._ops.OpOverloadPacket,
 )
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
-_WITHOUT_NUMBERS = frozenset({"torch", "_thread", "re", "_abc"})
+_WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_abc"})
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton"})
 _OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python

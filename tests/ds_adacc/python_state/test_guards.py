@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import multiprocessing
 import random
 import threading
 import types
@@ -296,6 +297,7 @@ CHANGING = {
     "class": (Shared, lambda v: v.number, lambda v, n: own(type(v), n)),
     "bound method": (lambda: [1.0].__getitem__, lambda v: v(0), lambda v, n: in_place(v.__self__, n)),
     "number in C": (lambda: ctypes.c_double(1.0), lambda v: v.value, lambda v, n: setattr(v, "value", n)),
+    "shared number": (lambda: multiprocessing.Value("d", 1.0), lambda v: v.value, lambda v, n: setattr(v, "value", n)),
     "array in C": (lambda: (ctypes.c_double * 2)(1.0, 2.0), lambda v: v[0], in_place),
     "length": (lambda: [1].__len__, lambda v: v(), lambda v, n: v.__self__.__setitem__(slice(None), [1] * int(n))),
     "closure": (lambda: closure()[0], lambda v: v(), lambda v, n: v.__closure__[0].cell_contents.__setitem__(0, n)),
