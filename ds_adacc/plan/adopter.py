@@ -51,11 +51,7 @@ class Adopter:
         """
         fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
         for names in sorted(fit, key=sorted):
-            programs = self._programs(names)
-            without = self._peak_of(names) if programs else 0
-            for name, program in programs.items():
-                if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
-                    program.origin, program.origin_bytes = name, without
+            self.follow(names)
         recorded = self._symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
         return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
 
@@ -70,19 +66,29 @@ class Adopter:
     def outgrow(self, alive: Alive) -> bool:
         """Whether these have outgrown the live set from which they have adopted: a plan of their own is worth its time.
 
-        They are much larger, and fit only because blocks save more memory than those of any plan: a block recomputes
+        They are larger, and fit only because blocks save more memory than those of any plan: a block recomputes
         everything there or nothing, while the solver decides value by value. Their order is taken to be that of the
-        smaller sizes.
+        smaller sizes. What adopts from a part of a live set, or from one size twice, waits for no plan: plans for ever
+        new combinations would follow.
         """
-        agreement, programs = self._agreement, self._programs(alive.keys())
-        origins = {name: agreement.origin(name) for name in alive}
-        if not any(self._is_leaner(name, origin) for name, origin in origins.items()) or self._unfit_below(alive):
+        agreement, origins = self._agreement, {name: self._agreement.origin(name) for name in alive}
+        planned = frozenset(origins.values())
+        if len(planned) < len(origins) or planned not in agreement.live_sets or self._unfit_below(alive):
             return False
-        planned = max((program.origin_bytes for program in programs.values()), default=0)
-        if not planned or peak_without(agreement, alive) < _OUTGROWN * planned:
+        if not any(self._is_leaner(name, origin) for name, origin in origins.items()):
+            return False
+        if peak_without(agreement, alive) < _OUTGROWN * self._peak_of(planned):
             return False
         agreement.forward_order.follow_order(alive, origins)
         return True
+
+    def follow(self, live_set: LiveSet) -> None:
+        """The other sizes of its programs adopt from this live set, which was planned for, if it is the largest."""
+        programs = self._programs(live_set)
+        without = self._peak_of(live_set) if programs else 0
+        for name, program in programs.items():
+            if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
+                program.origin, program.origin_bytes = name, without
 
     def _is_leaner(self, name: str, origin: str) -> bool:
         """Whether a block of this type runs a policy that is neither the one of its origin nor to retain everything."""

@@ -116,6 +116,8 @@ class Agreement:
         if known.fewest is None and digest in self.origins:
             spec = known.agreed.of_calls(alive).spec
             known.count, known.calls_per_block = spec.count, spec.calls_per_block
+        elif known.fewest is None and known.agreed is None:  # it has found nothing to adopt
+            known.count = 0
         known.fewest = alive if known.fewest is None else min(alive, known.fewest)
         if alive > known.count:
             known.count, known.calls_per_block = alive, _shared(alive, blocks)

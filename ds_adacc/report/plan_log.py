@@ -41,14 +41,16 @@ class PlanLog:
         self._decisions: list[Decision] = []  # of the plan that was made last
         self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
-        self._has_tracked = False
+        self._is_promised = self._has_tracked = False
         self._log = get_logger()
 
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
         here = decisions_here(plan, self._agreement)
         if step:
-            more = ". Its table follows after a step under it" if self._needs_table(plan) else ""
+            is_new = self._needs_table(plan) and not self._is_promised
+            self._is_promised |= is_new
+            more = ". A table follows after a step under it, or under the next plan" if is_new else ""
             self._log.info("step %d: %s%s", step, made_in_a_line(plan), more)
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
 
@@ -93,7 +95,7 @@ class PlanLog:
 
     def _show(self, plan: Plan, observation: Observation) -> None:
         self._told |= plan.policies
-        self._shown = max(plan.without, self._shown or 0)
+        self._shown, self._is_promised = max(plan.without, self._shown or 0), False
         self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 
     def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:

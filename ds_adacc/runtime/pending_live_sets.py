@@ -58,8 +58,10 @@ class PendingLiveSets:
             return False
         if not is_planned:  # what has got other policies may be too large now beside others
             self._planned = {names: each for names, each in self._planned.items() if names.isdisjoint(live_set)}
-        if self._adopter.outgrow(alive):
-            self.add([live_set], "much larger inputs came than were planned for")
+        if live_set in self._agreement.live_sets:  # another rank may have met it first
+            self._adopter.follow(live_set)
+        elif self._adopter.outgrow(alive):
+            self.add([live_set], "larger inputs came than were planned for")
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned[live_set] = alive

@@ -161,7 +161,7 @@ def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp
     told.observed(plan, SEEN, 2, is_corrected=False)
     line, table = log()[before:]
     assert re.match(r"step 1: a plan is made in \d+\.\d s \(.+\): its peak is \S+ KiB, the budget ", line)
-    assert line.endswith(". Its table follows after a step under it")
+    assert line.endswith(". A table follows after a step under it, or under the next plan")
     names = [f"{met.decision.name} at {met.size}" for met in (here, there)]
     assert all(f"  {name}: 3 calls held at once" in table for name in names)
     assert [each["name"] for each in read(journal)[0]["block_types"]] == names

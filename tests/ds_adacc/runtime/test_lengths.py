@@ -87,7 +87,7 @@ def test_inputs_that_outgrow_the_plan_get_one_of_their_own():
     assert controller.plan is first, "all of it still fits"
     training.compare(40)
     (own,) = controller.plan.block_types
-    assert controller.plan.reason == "much larger inputs came than were planned for"
+    assert controller.plan.reason == "larger inputs came than were planned for"
     assert controller.plan.peak <= budget and own.name not in agreement.origins
     whole = planner.retain_policy(own.profile), planner.recompute_policy(own.profile)
     assert not set(controller.plan.policies[own.name]) <= set(whole), "the solver decides value by value"
@@ -95,6 +95,46 @@ def test_inputs_that_outgrow_the_plan_get_one_of_their_own():
         training.compare(time)
         assert own.name in controller.plan.policies, "the same plan, or the same one corrected"
     assert set(agreement.origins.values()) == {own.name}
+    program = controller.new_sizes.symbolic_types.of(own.name)
+    program.origin, program.origin_bytes = first.block_types[0].name, first.without  # as if another rank had met it
+    controller.pending.forget_planned()
+    training.compare(40)
+    assert program.origin == own.name
+
+
+def test_inputs_outgrow_the_plan_of_a_resumed_run_too():
+    alone = Training(memory_budget=1.0)
+    alone.step(40)
+    section = {"memory_budget": f"{int(0.7 * alone.runtime.controller.plan.without)}B", "rectifier": {"enabled": False}}
+    before, resumed = Training(**section), Training(**section)
+    for time in (10, 12, 9):
+        before.compare(time)
+    resumed.adacc.restore(before.adacc.state())
+    for time in (10, 12, 9, 40):
+        resumed.compare(time)
+    assert resumed.runtime.controller.plan.reason == "larger inputs came than were planned for"
+
+
+def test_a_plan_for_larger_inputs_counts_the_calls_that_ran():
+    """Two micro-batches were alive at once before, and only one of the larger inputs."""
+    alone = Training(memory_budget=1.0)
+    alone.step(40)
+    budget = int(0.45 * alone.runtime.controller.plan.without)
+    training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
+    for times in ((10, 10), (12, 12), (9, 9), (40,)):
+        inputs = [torch.randn(2, time, zoo.WIDTH, requires_grad=True) for time in times]
+        through = [call_all(training, x) for x in inputs]
+        sum(x.sum() for x in through).backward()
+        training.runtime.controller.end_backward()
+        training.adacc.end_step()
+    (own,) = training.runtime.controller.plan.block_types
+    assert (own.count, own.calls_per_block) == (LAYERS, 1)
+
+
+def call_all(training, x):
+    for block in training.blocks:
+        x = training.runtime.checkpoint(block, x, rope=zoo.rope(x.shape[1]))
+    return x
 
 
 class Mlp(nn.Module):

@@ -54,6 +54,21 @@ def test_pairs_that_vary_need_few_plans(planned):
     assert planned[0] == 1 and len(planned) <= 4
 
 
+def test_what_is_planned_for_in_part_needs_no_plan_of_its_own(planned):
+    """Every second step runs the encoder alone, on long texts: for these, too, the pair's plan is adopted from."""
+    whole = TwoPrograms(memory_budget=1.0, enabled=False)
+    whole.step((20, 20))
+    budget = int(0.9 * whole.runtime.controller.plan.without)
+    training, lot = TwoPrograms(memory_budget=f"{budget}B", enabled=False), random.Random(3)
+    planned.clear()
+    for length in (20, 16, 12):
+        training.step((length, length))
+    for _ in range(8):
+        training.step((lot.randrange(32, 37), None))
+        training.step((lot.randrange(10, 25), lot.randrange(10, 25)))
+    assert len(planned) == 1
+
+
 def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_one(planned):
     """Whether it fits is asked again beside every other length."""
     training = TwoPrograms(memory_budget="200KiB", enabled=False)
