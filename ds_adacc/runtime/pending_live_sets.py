@@ -14,6 +14,7 @@ from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
 from ds_adacc.runtime.current_pass import CalledByType
 
+_PAUSE = 8  # steps from a plan to one for larger inputs: what many ranks meet in many steps is planned for at once
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
 
@@ -32,6 +33,7 @@ class PendingLiveSets:
         self._adopter = adopter
         # what has run of late and has a plan, with the most calls of each block type for which it has one
         self._planned: dict[LiveSet, Alive] = {names: Counter() for names in planned}
+        self._outgrown: set[LiveSet] = set()  # has a plan, and is worth another one
         self.wants_observation = False
         self._asked: weakref.WeakSet[Block] = weakref.WeakSet()  # have called for a plan
 
@@ -61,7 +63,7 @@ class PendingLiveSets:
         if live_set in self._agreement.live_sets:  # another rank may have met it first
             self._adopter.follow(live_set)
         elif self._adopter.outgrow(alive):
-            self.add([live_set], "larger inputs came than were planned for")
+            self._outgrown.add(live_set)
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned[live_set] = alive
@@ -112,7 +114,13 @@ class PendingLiveSets:
     @property
     def names(self) -> set[str]:
         """The block types in the live sets that wait."""
-        return {name for live_set in self._reasons for name in live_set}
+        return {name for live_set in (*self._reasons, *self._outgrown) for name in live_set}
+
+    def end_step(self, steps_since_plan: int) -> None:
+        """A step has ended. What has outgrown its plan waits for another one if the last plan is old enough."""
+        if steps_since_plan >= _PAUSE:
+            self.add(self._outgrown, "larger inputs came than were planned for")
+            self._outgrown = set()
 
     def add(self, live_sets: Iterable[LiveSet], reason: str) -> None:
         """Have these live sets wait for a plan. `reason`: for the log, where none is known yet."""
@@ -128,7 +136,7 @@ class PendingLiveSets:
         """There is a new plan: forget which live sets have one."""
         for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
             del self._most_blocks[name]
-        self._planned, self.wants_observation = {}, False
+        self._planned, self._outgrown, self.wants_observation = {}, set(), False
 
     def add_all(self, in_force: Iterable[LiveSet], reason: str) -> None:
         """Have all live sets wait for a new plan, those of the plan in force among them."""

@@ -102,6 +102,7 @@ class StepController:
             self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
         self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
+        self._planned_in = self.schedule.ended  # the step that made the last plan, or was the last before a resume
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
@@ -207,6 +208,7 @@ class StepController:
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
+            self.pending.end_step(self.schedule.ended - self._planned_in)
             if self._ballot.ask(bool(self.pending), self._is_quiet):
                 self.plan_pending()
             if not self.pending:
@@ -274,7 +276,7 @@ class StepController:
             self.agreement.arrange(forward_pass)
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
-        self.plan, self.observation = plan, None
+        self.plan, self.observation, self._planned_in = plan, None, self.schedule.ended
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)

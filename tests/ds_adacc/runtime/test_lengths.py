@@ -17,7 +17,7 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.peak_estimate import estimated_peak
-from ds_adacc.runtime import binder, step_controller
+from ds_adacc.runtime import binder, pending_live_sets, step_controller
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
 
@@ -72,7 +72,13 @@ def test_a_budget_in_bytes_holds_at_every_size():
     assert kept[0] > kept[1], "a short batch keeps more"
 
 
-def test_inputs_that_outgrow_the_plan_get_one_of_their_own():
+@pytest.fixture
+def at_once(monkeypatch):
+    """A plan for larger inputs does not wait until the last plan is some steps old."""
+    monkeypatch.setattr(pending_live_sets, "_PAUSE", 0)
+
+
+def test_inputs_that_outgrow_the_plan_get_one_of_their_own(at_once):
     """The first plan retains everything. Adopted at larger sizes, it leaves a block everything or nothing."""
     alone = Training(memory_budget=1.0)
     alone.step(40)
@@ -102,7 +108,20 @@ def test_inputs_that_outgrow_the_plan_get_one_of_their_own():
     assert program.origin == own.name
 
 
-def test_inputs_outgrow_the_plan_of_a_resumed_run_too():
+def test_a_plan_for_larger_inputs_waits_until_the_last_one_is_some_steps_old():
+    """So that one is made for all that other ranks meet by then. Adopted policies are in force so long."""
+    alone = Training(memory_budget=1.0)
+    alone.step(40)
+    budget = int(0.7 * alone.runtime.controller.plan.without)
+    training = Training(memory_budget=f"{budget}B", rectifier={"enabled": False})
+    controller, made = training.runtime.controller, []
+    for time in (10, 12, 9, 40, 10, 9, 10, 10, 10):
+        training.compare(time)
+        made.append(controller.plan is not None and controller.plan.reason)
+    assert set(made[:8]) == {"first step recorded"} and made[8] == "larger inputs came than were planned for"
+
+
+def test_inputs_outgrow_the_plan_of_a_resumed_run_too(at_once):
     alone = Training(memory_budget=1.0)
     alone.step(40)
     section = {"memory_budget": f"{int(0.7 * alone.runtime.controller.plan.without)}B", "rectifier": {"enabled": False}}
@@ -115,7 +134,7 @@ def test_inputs_outgrow_the_plan_of_a_resumed_run_too():
     assert resumed.runtime.controller.plan.reason == "larger inputs came than were planned for"
 
 
-def test_a_plan_for_larger_inputs_counts_the_calls_that_ran():
+def test_a_plan_for_larger_inputs_counts_the_calls_that_ran(at_once):
     """Two micro-batches were alive at once before, and only one of the larger inputs."""
     alone = Training(memory_budget=1.0)
     alone.step(40)
