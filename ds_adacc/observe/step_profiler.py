@@ -79,7 +79,8 @@ class StepProfiler:
         self._thread = threading.get_ident()
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
-        self._hooks: list[tuple[Node, RemovableHandle]] = []  # nothing else keeps the node of a leaf before forward
+        self._hooks: list[RemovableHandle] = []
+        self._leaves: list[Node] = []  # nothing else keeps the node of a leaf before forward
         self._is_closed = False
 
     def forward_begins(
@@ -110,8 +111,10 @@ class StepProfiler:
             if known is not None and moments.backward is not None and not (is_first and moments.finished is not None):
                 moments.finished = known.now()
 
-        for node in {get_gradient_edge(tensor).node for tensor in made or required}:
-            self._hooks.append((node, node.register_prehook(end)))
+        nodes = {get_gradient_edge(tensor).node for tensor in made or required}
+        self._hooks += [node.register_prehook(end) for node in nodes]
+        # An operator's node keeps the graph, and that keeps this object: it would meter on after a failed step.
+        self._leaves += () if made else nodes
 
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""
@@ -154,9 +157,9 @@ class StepProfiler:
 
     def _remove_hooks(self) -> None:
         """Remove the hooks of `note_end`: a leaf keeps them as long as it lives."""
-        for _, hook in self._hooks:
+        for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        self._hooks, self._leaves = [], []
 
     def _end(self, call: CallMoments) -> Moment | None:
         """When the call's backward ended, or the next forward or backward of a call began.
