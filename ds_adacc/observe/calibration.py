@@ -92,8 +92,9 @@ class Calibration:
         agreed = {digest: known_types[digest].agreed.correction for digest in excess}
         found = peak(plan, excess)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
-        _tell_of_unseen(unseen)
-        observation = Observation(held, None if unseen else found, observed_seconds(measured, known_types))
+        is_seen = len(unseen) < len(excess)
+        _tell_of_unseen(unseen, is_seen)
+        observation = Observation(held, found if is_seen else None, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if not more:
@@ -181,11 +182,15 @@ def _warn_of_others(known: KnownType, nbytes: int) -> None:
     )
 
 
-def _tell_of_unseen(names: Sequence[str]) -> None:
+def _tell_of_unseen(names: Sequence[str], is_seen: bool) -> None:
+    """Log of which blocks the backward was not seen. `is_seen`: it was of others."""
     if names:
         get_logger().info(
-            "the peak under the plan was not observed: nothing shows when the backward of blocks like %s ends, as no "
-            "other block's comes after it and none of its inputs gets a gradient. That backward counts as planned",
+            "%s: nothing shows when the backward of blocks like %s ends, as no other block's comes after it and none "
+            "of its inputs gets a gradient",
+            "the observed peak counts one backward as planned"
+            if is_seen
+            else "the peak under the plan is not observed",
             " and ".join(sorted(set(names))),
         )
 

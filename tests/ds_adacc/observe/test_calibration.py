@@ -159,6 +159,17 @@ def test_a_backward_whose_end_does_not_show_is_not_called_observed(caplog):
     assert re.fullmatch(r"  peak: planned \S+ MiB; budget \S+ MiB", table)
 
 
+def test_one_backward_whose_end_does_not_show_counts_as_planned(caplog):
+    """As where the embeddings are frozen: the input of the first block gets no gradient."""
+    caplog.set_level("INFO", "ds_adacc")
+    model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    model.leaf = model.leaf.detach()
+    _, seen = trained(model, 0.8)
+    assert seen and all(each.peak is not None for each in seen)
+    told = "the observed peak counts one backward as planned: nothing shows when the backward of blocks like GPTBlock"
+    assert told in caplog.text
+
+
 def test_a_model_that_is_right_is_left_alone(equal_times):
     runtime, seen = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
     assert runtime.controller.plan.reason == "first step recorded"
