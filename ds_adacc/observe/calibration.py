@@ -185,12 +185,11 @@ def _warn_of_others(known: KnownType, nbytes: int) -> None:
 def _tell_of_unseen(names: Sequence[str], is_seen: bool) -> None:
     """Log of which blocks the backward was not seen. `is_seen`: it was of others."""
     if names:
+        what = "the observed peak counts one backward as planned" if is_seen else "the peak of the plan is not observed"
         get_logger().info(
             "%s: nothing shows when the backward of blocks like %s ends, as no other block's comes after it and none "
             "of its inputs gets a gradient",
-            "the observed peak counts one backward as planned"
-            if is_seen
-            else "the peak under the plan is not observed",
+            what,
             " and ".join(sorted(set(names))),
         )
 
