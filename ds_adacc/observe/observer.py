@@ -64,11 +64,11 @@ class Observer:
 
         `inputs`: the tensors among the block's arguments.
         """
-        profiler = self._profiler
+        profiler, nodes = self._profiler, []
         if ticket.moments is not None:
             given = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
             ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
-            profiler.note_end(ticket.moments, inputs)
+            nodes = profiler.note_end(ticket.moments, inputs)
 
         def watched(tensor: torch.Tensor) -> TellingSlot:
             slot = pack(tensor)
@@ -77,6 +77,7 @@ class Observer:
             return TellingSlot(slot, ticket.begin_backward)
 
         def done(output: Any) -> None:
+            nodes.clear()  # the graph keeps them now
             values = call.bound.recording.values
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
             if profiler is not None and ticket.moments is not None:

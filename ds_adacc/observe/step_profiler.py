@@ -80,7 +80,6 @@ class StepProfiler:
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
         self._hooks: list[RemovableHandle] = []
-        self._leaves: list[Node] = []  # nothing else keeps the node of a leaf before forward
         self._is_closed = False
 
     def forward_begins(
@@ -96,8 +95,11 @@ class StepProfiler:
         self._calls.append(moments)
         return moments
 
-    def note_end(self, moments: CallMoments, inputs: Sequence[torch.Tensor]) -> None:
+    def note_end(self, moments: CallMoments, inputs: Sequence[torch.Tensor]) -> list[Node]:
         """Have the end of the call's backward noted: backward has come to what made one of the block's `inputs`.
+
+        Returns what must be kept until the forward has run: nothing else keeps the node of a leaf before. And not for
+        longer: a node may keep the graph, and the graph this object, which would meter on after a failed step.
 
         Autograd runs later nodes first. So none of the block's own is left when that is an operator. What gathers a
         leaf's gradient runs at once, so of leaves the last one counts.
@@ -111,10 +113,9 @@ class StepProfiler:
             if known is not None and moments.backward is not None and not (is_first and moments.finished is not None):
                 moments.finished = known.now()
 
-        nodes = {get_gradient_edge(tensor).node for tensor in made or required}
+        nodes = list({get_gradient_edge(tensor).node for tensor in made or required})
         self._hooks += [node.register_prehook(end) for node in nodes]
-        # An operator's node keeps the graph, and that keeps this object: it would meter on after a failed step.
-        self._leaves += () if made else nodes
+        return nodes
 
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""
@@ -159,7 +160,7 @@ class StepProfiler:
         """Remove the hooks of `note_end`: a leaf keeps them as long as it lives."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._leaves = [], []
+        self._hooks = []
 
     def _end(self, call: CallMoments) -> Moment | None:
         """When the call's backward ended, or the next forward or backward of a call began.

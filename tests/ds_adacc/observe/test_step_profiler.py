@@ -45,10 +45,11 @@ def steps_before_end(*inputs):
     """How many of the steps of a block's backward have run when it counts as ended, and how many there are."""
     profiler, moments, steps = StepProfiler(torch.device("cpu")), CallMoments("block", None, Moment(0, 0)), []
     profiler.now = lambda: len(steps)
-    profiler.note_end(moments, inputs)
+    kept = profiler.note_end(moments, inputs)
     x, other = inputs
     made = [x.cos(), deep := other.exp(), deep.sin()]
     made.append(made[0] * made[2])
+    kept.clear()  # forward is over
     nodes = [tensor.grad_fn for tensor in made if tensor.grad_fn is not None]
     for node in nodes:
         node.register_hook(lambda *_: steps.append(None))
