@@ -28,7 +28,7 @@ _MUCH_MORE = 1.25  # times the bytes without checkpointing
 class PlanLog:
     """Logs that there is a plan, and what was observed under it: as a table or, of a later plan, as a line.
 
-    The first plan that stays gets a table, and each one for much more memory than the tables so far.
+    The first plan that stays gets a table, and each one for larger inputs than the tables so far.
 
     `step` counts the steps that have ended. A plan that is made before any has ended is not training's: the log does
     not tell of it. The journal gets all plans in full, so that `ds_adacc report` can show them.
@@ -48,9 +48,9 @@ class PlanLog:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
         here = decisions_here(plan, self._agreement)
         if step:
-            is_new = self._needs_table(plan) and not self._is_promised
-            self._is_promised |= is_new
-            more = ". A table follows after a step under it, or under the next plan" if is_new else ""
+            promises = self._needs_table(plan) and not self._is_promised
+            self._is_promised |= promises
+            more = ". A table follows after a step under it, or under the next plan" if promises else ""
             self._log.info("step %d: %s%s", step, made_in_a_line(plan), more)
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
 
