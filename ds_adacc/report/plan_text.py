@@ -204,10 +204,6 @@ def _summary(plan: Plan, budget: Budget, observation: Observation | None) -> lis
 
 def _measured(observation: Observation) -> Iterator[str]:
     """What was observed beside the bytes of the blocks."""
-    if (seconds := observation.seconds) is not None:
-        planned, observed = 1000 * seconds.planned, 1000 * seconds.observed
-        beside = "while torch's profiler ran, which slows the step down"
-        yield f"  time of the measured calls: planned {planned:.0f} ms, observed {observed:.0f} ms {beside}"
     if (device := observation.device) is not None:
         taken = f"{human_bytes(device.allocated)} allocated, {human_bytes(device.reserved)} reserved"
         yield f"  device memory at most: {taken}"
