@@ -13,5 +13,5 @@ optimizer states, accumulation, clipping, master weights, partitions and offload
 * `boundary`: after an optimizer step adds the update to W and sets D to zero, on every ZeRO stage;
 * `rounding`: stochastic rounding, for weights in bf16 and fp16;
 * `compact`: the object that owns the served layers of an engine, and the seed of their projections;
-* `checkpoint`: saves and restores that seed.
+* `seed_file`: saves and restores that seed.
 """

@@ -13,7 +13,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
-from ds_adacc.engine.checkpoint_file import State
+from ds_adacc.engine.state_file import State
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs

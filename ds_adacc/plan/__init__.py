@@ -14,7 +14,7 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
   types share the budget; `comparison`: what simpler plans would cost;
 * `budget_error`: the error of a budget that no plan fits, in the user's words;
 * `symbolic_types`: programs whose input sizes vary; `new_sizes`: such a program at sizes that were not recorded;
-* `adopter`: policies for these without a plan, from those of other sizes; `adoption`: the search for them;
+* `adopter`: policies for these without a plan, from those of other sizes; `policy_search`: the search for them;
 * `approvals`: which policies each block may run, by the gradient errors measured on it;
 * `correction`, `placed_inputs`, `outlier_prices`: bytes that a profile does not tell, counted in.
 """

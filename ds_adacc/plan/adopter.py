@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.log import get_logger, is_told
-from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
+from ds_adacc.plan.policy_search import PolicySearch
 from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
 
 _OUTGROWN = 1.25  # times the bytes that were planned for: lengths that grow get a plan now and then, not at each step
@@ -224,17 +224,17 @@ class Adopter:
         relative = agreement.known_types.get(self._origin(like))
         if agreement.budget.limit is None or relative is None or relative is known:
             return False
-        adoption = self._adoption(known, relative, alive)
-        if adoption is None:
+        search = self._search(known, relative, alive)
+        if search is None:
             return False
         # If the number of calls varies, only the end of a pass tells what it takes.
-        limit = agreement.budget.grown(adoption.without) if self._is_steady(relative) else agreement.budget.limit
+        limit = agreement.budget.grown(search.without) if self._is_steady(relative) else agreement.budget.limit
         compresses = agreement.config.forces_compression
-        policies = adoption.compressed(limit) if compresses else adoption.policies(limit)
+        policies = search.compressed(limit) if compresses else search.policies(limit)
         if policies is None:
             return False
         agreement.budget.limit = limit
-        agreement.adopt(adoption.agreed(known.recording.digest, policies), relative.agreed.spec.name)
+        agreement.adopt(search.agreed(known.recording.digest, policies), relative.agreed.spec.name)
         return True
 
     def _is_steady(self, relative: KnownType) -> bool:
@@ -248,11 +248,11 @@ class Adopter:
 
     def _inherit(self, known: KnownType, relative: KnownType, alive: int) -> None:
         """Put the policies of another size of its program in force for this block type, whatever they take."""
-        adoption = self._adoption(known, relative, alive)
-        agreed = adoption.agreed(known.recording.digest, adoption.inherited())
+        search = self._search(known, relative, alive)
+        agreed = search.agreed(known.recording.digest, search.inherited())
         self._agreement.adopt(agreed, relative.agreed.spec.name)
 
-    def _adoption(self, known: KnownType, relative: KnownType, alive: int) -> Adoption | None:
+    def _search(self, known: KnownType, relative: KnownType, alive: int) -> PolicySearch | None:
         """The policies of another size of its program, priced for this block type; None if that has none yet.
 
         The block type takes over what was measured of the other; its counts too, until a pass of its own has ended. It
@@ -273,7 +273,7 @@ class Adopter:
         def permit(index: int, policy: planner.Policy) -> bool:
             return not rejected((name, index), policy)
 
-        return Adoption(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
+        return PolicySearch(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
 
     def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""

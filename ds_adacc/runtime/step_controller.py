@@ -45,8 +45,8 @@ from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
 from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.bindings import Bindings
 from ds_adacc.runtime.pending_live_sets import PendingLiveSets
+from ds_adacc.runtime.policy_chooser import PolicyChooser
 from ds_adacc.runtime.saved_state import ControllerState
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
@@ -91,7 +91,7 @@ class StepController:
         self.agreement.restore(state.agreement, self.blocks.every(), [block["indices"] for block in blocks])
         self.new_sizes = NewSizes(self.agreement)
         self.trials.take_late()  # those of the blocks before
-        self.bindings = Bindings(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
+        self.chooser = PolicyChooser(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
         self.calibration = Calibration(state.corrected)
         self.plan: Plan | None = state.plan
         self.observation: Observation | None = state.observation
@@ -280,9 +280,9 @@ class StepController:
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
-        self.bindings.forget_adopted(all_but={*plan.policies, *adopted})
+        self.chooser.forget_adopted(all_but={*plan.policies, *adopted})
         self.choose_policies([*plan.policies, *adopted])
-        self.bindings.forget_unused_types()
+        self.chooser.forget_unused_types()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan
 
@@ -294,15 +294,15 @@ class StepController:
         """
         if self.step.observer is None:
             needed = {*self.step.current_pass.called, *self.pending.names, *self.trials.late}
-            self.bindings.forget_adopted(needed, _MOST_ADOPTED)
+            self.chooser.forget_adopted(needed, _MOST_ADOPTED)
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""
-        self.bindings.choose_policy(block, variant, self.step, self.device)
+        self.chooser.choose_policy(block, variant, self.step, self.device)
 
     def choose_policies(self, digests: Iterable[str]) -> None:
         """Choose anew what the variants of these block types run, by the policies in force, for this step."""
-        self.bindings.choose_policies(digests, self.step, self.device)
+        self.chooser.choose_policies(digests, self.step, self.device)
 
     # -- requests from other modules
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.execute.input_placement import PARTITION
-from ds_adacc.plan.adoption import Adoption
+from ds_adacc.plan.policy_search import PolicySearch
 from ds_adacc.program.refusals import COLLECTIVE
 
 WIDTH, STEPS, LAYERS = 8, 4, 3
@@ -259,7 +259,7 @@ def new_lengths(mpu):
     layers, told = plain_stack(), []
     with pytest.MonkeyPatch.context() as patch:
         policy_of = planner.compress_policy if dist.get_rank() else planner.retain_policy
-        patch.setattr(Adoption, "policies", lambda self, limit: (policy_of(self.spec.profile),) * LAYERS)
+        patch.setattr(PolicySearch, "policies", lambda self, limit: (policy_of(self.spec.profile),) * LAYERS)
         for step, rows in enumerate((64, 48, 56, 52, 64)):
             seen = shares(layers, rows, step)
             agreement, first = checkpointing._registry.runtime.agreement, next(iter(variants()))

@@ -15,8 +15,8 @@ from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adopter import Adopter
-from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.peak_estimate import estimated_peak
+from ds_adacc.plan.policy_search import PolicySearch
 from ds_adacc.runtime import binder, pending_live_sets, step_controller
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
@@ -511,7 +511,7 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
 @pytest.mark.parametrize("on_host", [False, True])
 def test_what_blocks_hold_is_counted_while_they_wait_for_a_plan(monkeypatch, on_host):
     """As where no policy of another size fits: they recompute all that they can."""
-    monkeypatch.setattr(Adoption, "policies", lambda self, limit: None)
+    monkeypatch.setattr(PolicySearch, "policies", lambda self, limit: None)
     training = Training(rectifier={"enabled": False})
     training.runtime.controller.hold_inputs(InputPlacement(on_host=on_host))
     held = watch_held(training.runtime.controller)

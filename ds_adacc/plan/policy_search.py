@@ -18,7 +18,7 @@ from ds_adacc.plan.plan import PlanRequest
 Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
 
 
-class Adoption:
+class PolicySearch:
     """Prices policies of the block type `relative` as if its blocks had another profile.
 
     `agreed`: all block types by name. `live_sets`: those without `relative` are left out. `permit`: whether a block may

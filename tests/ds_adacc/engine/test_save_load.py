@@ -14,7 +14,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.engine import checkpoint as resume
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.checkpoint import loading, saving
+from ds_adacc.engine.save_load import loading, saving
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime.runtime import Runtime
 
@@ -220,8 +220,8 @@ def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     )
     (said,) = resumed(saved, caplog, engine)
     assert said == "a new plan is made: the checkpoint's number of ranks that plan together was 1 and is 3"
-    now = resume.checkpoint_file.FORMAT
-    monkeypatch.setattr(resume.checkpoint_file, "FORMAT", now + 1)
+    now = resume.state_file.FORMAT
+    monkeypatch.setattr(resume.state_file, "FORMAT", now + 1)
     (said,) = resumed(saved, caplog, Engine())
     assert said == f"a new plan is made: the checkpoint's state format was {now} and is {now + 1}"
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.compact import checkpoint as compact_file
+from ds_adacc.compact import seed_file
 from ds_adacc.compact.compact import applied_steps
-from ds_adacc.engine import checkpoint_file
-from ds_adacc.engine.checkpoint_file import State
+from ds_adacc.engine import state_file
+from ds_adacc.engine.state_file import State
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.program.parameters import whole_shape
@@ -83,7 +83,7 @@ def _seed(engine: Any, given: Mapping[str, Any]) -> int | None:
         tag = latest.read_text().strip()
     if tag is None or not (folder / str(tag)).is_dir():
         return None  # DeepSpeed says what is missing
-    return compact_file.read(engine.adacc.compact, folder / str(tag))  # on every rank, as DeepSpeed's own files
+    return seed_file.read(engine.adacc.compact, folder / str(tag))  # on every rank, as DeepSpeed's own files
 
 
 def _save(engine: Any, folder: Path) -> None:
@@ -93,9 +93,9 @@ def _save(engine: Any, folder: Path) -> None:
     """
     engine.adacc.runtime.controller.state_is_saved()
     if engine.adacc.compact is not None and engine.global_rank == 0:
-        compact_file.write(engine.adacc.compact, folder)
+        seed_file.write(engine.adacc.compact, folder)
     try:
-        checkpoint_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
+        state_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
     except OSError as error:
         get_logger().error(
             "the plan could not be saved in %s. A run resumed from there makes a new one: %s", folder, error
@@ -132,9 +132,9 @@ def _read(engine: Any, path: Path) -> tuple[State, str]:
     if not path.exists():
         return State(), f"the checkpoint has no file {path}"
     try:
-        document = checkpoint_file.read(path)
+        document = state_file.read(path)
         reason = _difference(document, _facts(engine))
-        return (State(), reason) if reason else (checkpoint_file.parse(document), "")
+        return (State(), reason) if reason else (state_file.parse(document), "")
     except Exception as error:  # a damaged file may raise any exception; the run must resume all the same
         return State(), f"{path} cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
 
@@ -159,8 +159,8 @@ def _facts(engine: Any) -> dict[str, Any]:
 
 def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """A message about the first fact that differs from the checkpoint, or ""."""
-    if document["format"] != checkpoint_file.FORMAT:
-        return f"the checkpoint's state format was {document['format']} and is {checkpoint_file.FORMAT}"
+    if document["format"] != state_file.FORMAT:
+        return f"the checkpoint's state format was {document['format']} and is {state_file.FORMAT}"
     saved = document["facts"]
     names = (name for name in {**facts, **saved} if saved.get(name) != facts.get(name))
     return next((f"the checkpoint's {name} was {saved.get(name)} and is {facts.get(name)}" for name in names), "")

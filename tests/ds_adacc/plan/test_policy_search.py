@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ds_adacc import planner
-from ds_adacc.plan.adoption import Adoption
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.correction import Correction
+from ds_adacc.plan.policy_search import PolicySearch
 
 BLOCKS = 2
 
@@ -29,7 +29,7 @@ def found(profile, limit):
     """The stores of each block, for blocks that retain everything at the other size; None if nothing fits."""
     spec = planner.BlockType("block", profile, BLOCKS)
     relative = AgreedType(spec, (planner.retain_policy(profile),) * BLOCKS, {}, Correction())
-    policies = Adoption(relative, profile, {"block": relative}, [], {}, lambda index, policy: True).policies(limit)
+    policies = PolicySearch(relative, profile, {"block": relative}, [], {}, lambda index, policy: True).policies(limit)
     return policies and [policy.stores for policy in policies]
 
 
@@ -61,8 +61,8 @@ def test_what_is_too_small_to_be_moved_to_the_host_stays_on_the_device(store, he
     spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
     relative = AgreedType(spec, (planner.Policy((store,)),) * BLOCKS, {}, Correction())
     small = moving(40, replace(INT4, nbytes=10))
-    adoption = Adoption(relative, small, {"block": relative}, [], {}, lambda index, policy: True)
-    assert [policy.stores for policy in adoption.inherited()] == [(here,)] * BLOCKS
+    search = PolicySearch(relative, small, {"block": relative}, [], {}, lambda index, policy: True)
+    assert [policy.stores for policy in search.inherited()] == [(here,)] * BLOCKS
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -70,7 +70,7 @@ def test_of_policies_that_hold_nothing_the_one_that_moves_less_is_the_leanest(or
     spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
     policies = planner.Policy(("offload",)), planner.Policy(("offload int4",))
     relative = AgreedType(spec, tuple(policies[number] for number in order), {}, Correction())
-    adoption = Adoption(relative, spec.profile, {"block": relative}, [], {}, lambda index, policy: True)
-    least = adoption.peak((policies[1],) * BLOCKS)
-    assert adoption.peak(relative.policies) > least
-    assert adoption.policies(least) == (policies[1],) * BLOCKS
+    search = PolicySearch(relative, spec.profile, {"block": relative}, [], {}, lambda index, policy: True)
+    least = search.peak((policies[1],) * BLOCKS)
+    assert search.peak(relative.policies) > least
+    assert search.policies(least) == (policies[1],) * BLOCKS

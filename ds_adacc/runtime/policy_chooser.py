@@ -19,7 +19,7 @@ from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials
 
 
-class Bindings:
+class PolicyChooser:
     """Chooses what the variants of the blocks run, and forgets the variants that no plan needs."""
 
     def __init__(
