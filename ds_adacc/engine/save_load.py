@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -25,52 +24,42 @@ from ds_adacc.runtime.step_schedule import StepSchedule
 _OTHERWISE_PLANNED = ("rectifier", "solver")  # a saved plan stays valid if these keys of the section change
 
 
-def saving(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def save_checkpoint(engine: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`engine.save_checkpoint`, which also saves `engine.adacc`.
 
     Each rank writes its own file beside DeepSpeed's files. A run can use it if world size, device, versions, model,
     micro-batch size, section and the way to hold block inputs are the same. If one of them differs, or if the file of
     one rank is missing or damaged, all ranks make a new plan.
     """
-
-    @functools.wraps(original)
-    def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
-        tag = given.get("tag")
-        if tag is None:
-            tag = f"global_step{engine.global_steps}"
-        if engine.adacc.compact is not None and given.get("exclude_frozen_parameters"):
-            raise ValueError(
-                "save_checkpoint(exclude_frozen_parameters=True) would leave out the weights that adacc.compact "
-                "trains, as to DeepSpeed they are frozen; call it without exclude_frozen_parameters"
-            )
-        if given["save_dir"]:  # before DeepSpeed writes "latest", so that it never names a checkpoint without our file
-            _save(engine, Path(given["save_dir"]) / str(tag))
-        return original(*args, **kwargs)
-
-    return save_checkpoint
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    tag = given.get("tag")
+    if tag is None:
+        tag = f"global_step{engine.global_steps}"
+    if engine.adacc.compact is not None and given.get("exclude_frozen_parameters"):
+        raise ValueError(
+            "save_checkpoint(exclude_frozen_parameters=True) would leave out the weights that adacc.compact "
+            "trains, as to DeepSpeed they are frozen; call it without exclude_frozen_parameters"
+        )
+    if given["save_dir"]:  # before DeepSpeed writes "latest", so that it never names a checkpoint without our file
+        _save(engine, Path(given["save_dir"]) / str(tag))
+    return original(*args, **kwargs)
 
 
-def loading(engine: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def load_checkpoint(engine: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`engine.load_checkpoint`, which also restores `engine.adacc`, unless only the module is loaded.
 
     Raises ValueError, before anything is loaded, if the optimizer's states cannot be those of the layers that
     `compact` serves.
     """
-
-    @functools.wraps(original)
-    def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(original).bind(*args, **kwargs).arguments
-        compact = engine.adacc.compact
-        seed = _seed(engine, given)
-        result = original(*args, **kwargs)
-        if result[0] is not None and compact is not None:
-            compact.continue_from(compact.seed if seed is None else seed, applied_steps(engine))
-        if result[0] is not None and not given.get("load_module_only"):
-            _load(engine, Path(result[0]).parent)
-        return result
-
-    return load_checkpoint
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    compact = engine.adacc.compact
+    seed = _seed(engine, given)
+    result = original(*args, **kwargs)
+    if result[0] is not None and compact is not None:
+        compact.continue_from(compact.seed if seed is None else seed, applied_steps(engine))
+    if result[0] is not None and not given.get("load_module_only"):
+        _load(engine, Path(result[0]).parent)
+    return result
 
 
 def _seed(engine: Any, given: Mapping[str, Any]) -> int | None:

@@ -14,7 +14,8 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.engine import checkpoint as resume
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.save_load import loading, saving
+from ds_adacc.engine.engine_methods import hooked
+from ds_adacc.engine.save_load import load_checkpoint, save_checkpoint
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime.runtime import Runtime
 
@@ -113,8 +114,8 @@ class Engine:
         self.adacc = Adacc(config, Runtime(config, stepped=True))
         self.global_steps = 0
         self.train_micro_batch_size_per_gpu = lambda: micro_batch
-        self.save_checkpoint = saving(self, self.save_checkpoint)
-        self.load_checkpoint = loading(self, self.load_checkpoint)
+        self.save_checkpoint = hooked(self, "save_checkpoint", save_checkpoint)
+        self.load_checkpoint = hooked(self, "load_checkpoint", load_checkpoint)
 
     def save_checkpoint(self, save_dir, tag=None, client_state={}):  # noqa: B006, as DeepSpeed's
         return True

@@ -14,7 +14,7 @@ from ds_adacc.compact.shared import Shared
 from ds_adacc.config import ConfigError
 from ds_adacc.engine import api as engine
 from ds_adacc.engine import engine_methods
-from ds_adacc.engine.engine_methods import compiling_blocks_first
+from ds_adacc.engine.engine_methods import compile_blocks_first
 from ds_adacc.runtime.find_blocks import find_blocks
 
 OFF = {"adacc": {"enabled": False}}
@@ -147,7 +147,7 @@ def test_an_earlier_engine_compiles_no_blocks_of_the_last_one(initialize, later)
         compiled.append(backend)
 
     first.is_compiled, first.is_deepcompile_enabled = False, lambda: False
-    compiling_blocks_first(first, compile)(compile_kwargs={})
+    compile_blocks_first(first, compile, compile_kwargs={})
     assert {name: module.forward for name, module in model.named_modules()} == before
     assert compiled == ["aot_eager"]
     assert wrapped(model) == ([] if later is OFF else list(last.adacc.blocks))

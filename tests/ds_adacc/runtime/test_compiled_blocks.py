@@ -16,7 +16,7 @@ import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.engine_methods import compiling_blocks_first
+from ds_adacc.engine.engine_methods import compile_blocks_first, hooked
 from ds_adacc.kernels.codec import FORMS
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse_compiled
@@ -553,7 +553,7 @@ class Engine:
 
 def test_compiled_autograd_is_refused():
     engine = Engine()
-    compile = compiling_blocks_first(engine, engine.compile)
+    compile = hooked(engine, "compile", compile_blocks_first)
     with pytest.raises(ValueError, match="compiled_autograd_enabled takes over the backward of the blocks"):
         compile("aot_eager", compiled_autograd_enabled=True)
 

@@ -16,7 +16,7 @@ import ds_adacc.program.replay
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.engine_methods import abandoning_on_failure, ending_backward, ending_step
+from ds_adacc.engine.engine_methods import abandon_on_failure, end_backward, end_step, hooked
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.record.capture import capture
@@ -106,9 +106,9 @@ class Trainer:
             self.runtime = runtime = Runtime(config, stepped=True)
             wrap_blocks(find_blocks(self.model, "auto"), runtime)
             engine.adacc = Adacc(config, runtime)
-            engine._backward_epilogue = ending_backward(engine, engine._backward_epilogue)
-            engine.backward = abandoning_on_failure(engine, engine.backward)
-            engine.step = ending_step(engine, engine.step)
+            engine._backward_epilogue = hooked(engine, "_backward_epilogue", end_backward)
+            engine.backward = hooked(engine, "backward", abandon_on_failure)
+            engine.step = hooked(engine, "step", end_step)
         elif section is not None:
             self.runtime = Runtime(load({"adacc": section}))
 
