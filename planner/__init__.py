@@ -23,7 +23,14 @@ Read the files in this order:
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
-from ds_adacc.planner.baselines import compress_policy, everywhere, peak_without, recompute_policy, retain_policy
+from ds_adacc.planner.baselines import (
+    Baseline,
+    compress_policy,
+    everywhere,
+    peak_without,
+    recompute_policy,
+    retain_policy,
+)
 from ds_adacc.planner.error_estimate import gradient_error, stale_ops
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Value
@@ -62,6 +69,7 @@ __all__ = [
     "HOPELESS",
     "OFFLOAD",
     "RETAIN",
+    "Baseline",
     "BlockGraph",
     "BlockType",
     "CodecCost",

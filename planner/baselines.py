@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.peak import Simulations, peak_bytes
@@ -10,6 +11,19 @@ from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import OFFLOAD, RETAIN, Profile
 from ds_adacc.planner.solution import Solution, evaluate_uniform
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a simpler planner would have cost: peak bytes, and seconds added to a forward and backward.
+
+    `added_seconds` is None if the planner found no policies within the budget, and `peak` the smallest that it can do.
+    """
+
+    name: str
+    peak: int
+    added_seconds: float | None
+    fits: bool
 
 
 def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ds_adacc.planner import Baseline
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import JournalError, read
 
@@ -33,15 +34,6 @@ class Started(_Timed):
     blocks: list[str]
 
 
-class BaselineCost(_Part):
-    """What another strategy would cost: peak bytes, and seconds added to a forward and backward."""
-
-    name: str
-    peak: Count
-    added_seconds: float
-    fits: bool
-
-
 class PlanMade(_Timed):
     """A plan is in force from `step` on. Bytes and seconds; `block_types` says what it does with each value."""
 
@@ -56,7 +48,7 @@ class PlanMade(_Timed):
     solve_seconds: float
     proven_optimal: bool
     block_types: list[Decision]
-    baselines: list[BaselineCost]
+    baselines: list[Baseline]
 
     @field_validator("block_types")
     @classmethod

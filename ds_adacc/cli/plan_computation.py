@@ -15,7 +15,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.comparison import RULES, compare
 from ds_adacc.plan.live_sets import Component, LiveSet
-from ds_adacc.plan.plan import Baseline, Group
+from ds_adacc.plan.plan import Group
 from ds_adacc.plan.solve import more_time
 
 Stage = Callable[[str], None]  # told what is being done
@@ -46,7 +46,7 @@ class Planned:
     solution: planner.Solution | None
     refusal: planner.InfeasibleBudget | None
     solve_seconds: float
-    baselines: Sequence[Baseline]
+    baselines: Sequence[planner.Baseline]
     policies: Mapping[str, Mapping[str, planner.Policy]]
     estimate: Estimate
 
@@ -94,16 +94,16 @@ def _names(problem: planner.Problem) -> LiveSet:
 
 def _baselines(
     problem: planner.Problem, budget: int, seconds: float
-) -> tuple[list[Baseline], dict[str, dict[str, planner.Policy]]]:
+) -> tuple[list[planner.Baseline], dict[str, dict[str, planner.Policy]]]:
     """What each baseline would have cost, and its policies by block type; those of a search only if it fits."""
     retained = planner.everywhere(planner.retain_policy, problem)
     baselines = list(compare([Group(problem, (_names(problem),), retained)], budget))
     search = partial(planner.in_process, planner.solve_uniform, problem, budget, max_seconds=seconds)
     one, refusal = _fit(search)
     if one is not None:
-        baselines.append(Baseline("one policy", one.peak, one.added_seconds, True))
+        baselines.append(planner.Baseline("one policy", one.peak, one.added_seconds, True))
     elif refusal is not None:
-        baselines.append(Baseline("one policy", refusal.smallest, None, False))
+        baselines.append(planner.Baseline("one policy", refusal.smallest, None, False))
     greedy = planner.greedy(problem, budget)
     found = {"one policy": one, "greedy": greedy if greedy.peak <= budget else None}
     policies = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
-from ds_adacc.plan.plan import Baseline, Group
+from ds_adacc.plan.plan import Group
 
 RULES = {
     "retain all": planner.retain_policy,
@@ -16,7 +16,7 @@ RULES = {
 }
 
 
-def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
+def compare(groups: Sequence[Group], budget: int) -> tuple[planner.Baseline, ...]:
     """What simpler planners would have cost under the same budget.
 
     Where there is nothing to compress, compressing all is no plan of its own.
@@ -31,8 +31,8 @@ def compare(groups: Sequence[Group], budget: int) -> tuple[Baseline, ...]:
 
 def _baseline(
     name: str, plan: Callable[[planner.Problem], planner.Solution], groups: Sequence[Group], budget: int
-) -> Baseline:
+) -> planner.Baseline:
     solutions = [group.stricter(plan, budget) for group in groups]
     peak = max(solution.peak for solution in solutions)
     seconds = max(group.seconds_of(each.policies) for group, each in zip(groups, solutions, strict=True))
-    return Baseline(name, peak, seconds, peak <= budget)
+    return planner.Baseline(name, peak, seconds, peak <= budget)

@@ -93,19 +93,6 @@ class Group(Component):
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """What a simpler planner would have cost: peak bytes, and seconds added to a forward and backward.
-
-    `added_seconds` is None if the planner found no policies within the budget, and `peak` the smallest that it can do.
-    """
-
-    name: str
-    peak: int
-    added_seconds: float | None
-    fits: bool
-
-
-@dataclass(frozen=True)
 class Plan:
     """The result of planning, the same on every rank.
 
@@ -116,7 +103,7 @@ class Plan:
     budget: int
     without: int
     reason: str
-    baselines: tuple[Baseline, ...] = ()
+    baselines: tuple[planner.Baseline, ...] = ()
     solve_seconds: float = 0.0
 
     @property

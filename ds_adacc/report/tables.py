@@ -6,14 +6,13 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ds_adacc.planner import human_bytes
+from ds_adacc.planner import Baseline, human_bytes
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy
 
 WIDTH = 80
@@ -86,25 +85,16 @@ def _columns(decision: Decision, rows: Sequence[DecidedValue]) -> tuple[list[str
     return labels, raw, chosen
 
 
-class Cost(Protocol):
-    """What a strategy would cost: peak bytes, and seconds added to a forward and backward, None if not known."""
-
-    name: str
-    peak: int
-    added_seconds: float | None
-    fits: bool
-
-
-def baselines_grid(costs: Sequence[Cost]) -> RenderableType:
+def baselines_grid(baselines: Sequence[Baseline]) -> RenderableType:
     """What other strategies would cost."""
     rows = [
         (
-            cost.name,
-            human_bytes(cost.peak),
-            "-" if cost.added_seconds is None else f"{1000 * cost.added_seconds:.1f}",
-            "yes" if cost.fits else "no",
+            each.name,
+            human_bytes(each.peak),
+            "-" if each.added_seconds is None else f"{1000 * each.added_seconds:.1f}",
+            "yes" if each.fits else "no",
         )
-        for cost in costs
+        for each in baselines
     ]
     return grid(("instead", "peak", "added ms", "fits"), rows, ("peak", "added ms"))
 
