@@ -12,7 +12,7 @@ from launch import on_ranks, told
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.engine import checkpoint as resume
+from ds_adacc.engine import save_load as resume
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import hooked
 from ds_adacc.engine.save_load import load_checkpoint, save_checkpoint
