@@ -19,43 +19,41 @@ class Warnings:
     """Warns of each thing once."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str]] = set()
         self._log = get_logger()
 
     def fallen_back(self, block: Block, reason: str) -> None:
         """A call ran as if there were no ds_adacc (Rule T2)."""
-        key = block.class_name, reason
-        self._tell(key, "block %s runs without ds_adacc, under plain autograd: %s", block.name, reason)
+        self._tell(block, "block %s runs without ds_adacc, under plain autograd: %s", reason, once_for=reason)
 
     def of_no_engine(self, name: str) -> None:
         """A function was checkpointed while several engines run, and it uses the modules of none."""
         self._tell(
-            (name, "no engine"),
+            name,
             "%s runs without ds_adacc, under plain autograd: several engines run with ds_adacc, and it uses no module "
             "of any of them",
-            name,
         )
 
     def holds_nothing(self, block: Block) -> None:
         """Backward does not reach the block, as in a frozen backbone."""
         text = "block %s is no part of backward, so it holds nothing: no input or parameter of it requires a gradient"
-        self._tell((block.class_name, "holds nothing"), text, block.name, level=logging.INFO)
+        self._tell(block, text, level=logging.INFO)
 
     def doubtful(self, block: Block, unwatched: str, remedy: str | None = None) -> None:
         """The block depends on what no guard watches."""
         self._tell(
-            (block.class_name, unwatched),
+            block,
             "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained, "
             "compressed or offloaded, never recomputed. To have it recomputed, %s",
-            block.name,
             unwatched,
             remedy or "give the block plain numbers or tensors instead",
+            once_for=unwatched,
         )
 
     def compiled(self, block: Block) -> None:
         """The block runs operators under torch.compile that no graph tells of."""
         self._tell(
-            (block.class_name, "compiled"),
+            block,
             "block %s runs operators under torch.compile that no graph tells of, so that the next call may run others. "
             "What they and those after them save is retained, compressed or offloaded, never recomputed. torch.compile "
             "has made no graph there: because it has given up (torch._dynamo.config.recompile_limit), or the code is a "
@@ -63,49 +61,47 @@ class Warnings:
             "tensor of a float: of one that varies, or with dynamic=True of each. TORCH_LOGS=graph_breaks,recompiles "
             "shows where. To have them recomputed, compile the block as a whole; give it a float that varies as a "
             "tensor, and with dynamic=True set torch._dynamo.config.specialize_float = True; or do not compile it",
-            block.name,
         )
 
     def never_recomputed(self, block: Block, what: str, reason: str) -> None:
         """Most of what the block saves can only be kept in one way or another."""
         self._tell(
-            (block.class_name, reason),
+            block,
             "block %s runs a %s that is never recomputed: %s. What it saves is retained, compressed or offloaded",
-            block.name,
             what,
             reason,
+            once_for=reason,
         )
 
     def compiled_anew(self, block: Block) -> None:
         """A call has run another graph than the recorded one, or with other numbers."""
         self._tell(
-            (block.class_name, "compiled anew"),
+            block,
             "block %s: torch.compile ran another graph than in the recorded call, or with other numbers. So all that "
             "this call saved is retained, also if that takes more than the budget. The next calls of the blocks with "
             "this graph are recorded. Gradients are right. TORCH_LOGS=recompiles tells why it compiles again",
-            block.name,
             level=logging.INFO,
         )
 
     def checkpoints_inside(self, block: Block, checkpoint: str) -> None:
         """The forward of the block calls another checkpoint."""
         self._tell(
-            (block.class_name, checkpoint),
+            block,
             "block %s calls %s in its forward. That recomputes what runs in it, whatever the plan says, and what it "
             "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself "
             "there",
-            block.name,
             checkpoint,
+            once_for=checkpoint,
         )
 
     def unmeasurable(self, name: str, reason: str) -> None:
         """The gradient errors of a block type cannot be measured; `name`: of the block that was recorded."""
         self._tell(
-            (name, reason),
+            name,
             "block %s: no lossy codec is used, since its gradient error cannot be measured (%s). To use lossy "
             'codecs without a bound on the error, set "max_gradient_error" to null',
-            name,
             reason,
+            once_for=reason,
         )
 
     def recorded_again(self, block: Block, numbers: Mapping[str, int]) -> None:
@@ -113,25 +109,24 @@ class Warnings:
         for name, count in numbers.items():
             if count >= _MANY_VALUES:
                 self._tell(
-                    (block.class_name, name),
+                    block,
                     "block %s: its %s has had %d values. The number is part of the recorded program, and how the "
                     "program follows it cannot be told. So the block is recorded anew for each value, and such a call "
                     "takes several times as long. If the exact number does not matter, pass one that stays the same; "
                     "if it does, give the block a tensor instead",
-                    block.name,
                     name,
                     count,
+                    once_for=name,
                 )
 
     def always_new(self, block: Block) -> None:
         """The block is a new function, as were a thousand before it, and the oldest of them was not called again."""
         self._tell(
-            (block.class_name, "always new"),
+            block,
             "block %s is another function at every call: over a thousand functions have been checkpointed, and they do "
             "not come again. One that holds another whole number, string or module is another one. So each call is "
             "recorded, which takes several times as long, and follows no plan. Pass what changes as an argument, a "
             "number best as a tensor",
-            block.name,
         )
 
     def changed_again(self, block: Block, variant: Variant) -> None:
@@ -139,37 +134,33 @@ class Warnings:
         for name, count in variant.changes.items():
             if count >= _MANY_VALUES and name not in variant.ignored:
                 self._tell(
-                    (block.class_name, name),
+                    block,
                     "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes "
                     "several times as long. If the block computes nothing with it, keep it outside of the block; if it "
                     "does, make it a tensor",
-                    block.name,
                     count,
                     name,
+                    once_for=name,
                 )
 
     def diverged(self, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than the recorded one."""
-        name = bound.recording.name
         self._tell(
-            (name, "diverged"),
+            bound.recording.name,
             "block %s: from saved tensor %d on, a call differs from the recorded one, which saved %d; the rest is "
             "retained. Gradients are right, but the call takes more memory than planned. Blocks that branch on their "
             "data do this; if memory runs out, lower adacc.memory_budget",
-            name,
             position,
             len(bound.course.instructions),
         )
 
     def mispredicted(self, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than was predicted for its arguments."""
-        name = bound.recording.name
         self._tell(
-            (name, "mispredicted"),
+            bound.recording.name,
             "block %s: from saved tensor %d on, a call differs from what was predicted for its arguments, which is "
             "%d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than planned. "
             "The next call like it is recorded",
-            name,
             position,
             len(bound.course.instructions),
         )
@@ -178,13 +169,16 @@ class Warnings:
     def compiled_around(self, name: str) -> None:
         """torch.compile compiles a graph around the forward of a block of this name."""
         self._tell(
-            (name, "compiled around"),
+            name,
             "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
             "compile each block by itself before ds_adacc.initialize, or call engine.compile() after it",
-            name,
         )
 
-    def _tell(self, what: tuple[str, str], text: str, *args: object, level: int = logging.WARNING) -> None:
-        if what not in self._told:
-            self._told.add(what)
-            self._log.log(level, text, *args)
+    def _tell(
+        self, of: Block | str, text: str, *args: object, once_for: str = "", level: int = logging.WARNING
+    ) -> None:
+        """Log the text, in which the name of the block comes first: once for blocks of this class and `once_for`."""
+        kind, name = (of, of) if isinstance(of, str) else (of.class_name, of.name)
+        if (kind, text, once_for) not in self._told:
+            self._told.add((kind, text, once_for))
+            self._log.log(level, text, name, *args)
