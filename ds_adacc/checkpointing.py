@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-_registry = RuntimeRegistry()  # of this process; the functions of this module use it
+registry = RuntimeRegistry()  # of this process; the functions of this module and the engines use it
 
 
 def configure(
@@ -103,22 +103,22 @@ def configure(
     section = section_of(ds_config)
     if section is not None:
         refuse_unusable(section)
-    _registry.forget_dropped()
+    registry.forget_dropped()
     if options.without_effect:
         get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
-    if section is not None and section.compact is not None and not _registry.has_engines:
+    if section is not None and section.compact is not None and not registry.has_engines:
         get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
     if section is None and SECTION not in ds_config:
         section = _default_section()
-    _registry.configure(section, options, mpu_)
-    _registry.is_set_up = True
+    registry.configure(section, options, mpu_)
+    registry.is_set_up = True
     if mpu_ is not None:
         _introduce(mpu_)
 
 
 def is_configured() -> bool:
     """Whether `configure` or `ds_adacc.initialize` has set up checkpointing."""
-    return _registry.is_configured
+    return registry.is_configured
 
 
 def reset() -> None:
@@ -132,7 +132,7 @@ def set_num_layers(nlayers: int) -> None:
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Set `configure`'s `partition_activations` from now on. All ranks of a tensor-parallel group must call."""
-    _registry.configure(_registry.section, _registry.options.overridden(partition_activations=partition_activation))
+    registry.configure(registry.section, registry.options.overridden(partition_activations=partition_activation))
     get_logger().info("partition_activations: %s", partition_activation)
 
 
@@ -175,24 +175,9 @@ def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
     several engines, a function is a block of the one whose module it reaches.
     """
     if runtime is None:
-        _registry.reset()
+        registry.reset()
     else:
-        _registry.register(runtime, module)
-
-
-def use_no_longer(runtime: Runtime) -> None:
-    """Take back what `use` has done: the engine of this runtime could not be served."""
-    _registry.unregister(runtime)
-
-
-def own_modules(model: nn.Module) -> list[nn.Module]:
-    """The model's modules, but for those of an engine that trains others too."""
-    return _registry.own_modules(model)
-
-
-def release(model: nn.Module) -> None:
-    """Take back what `use` has done for this model: its new engine runs without ds_adacc."""
-    _registry.unregister_model(model)
+        registry.register(runtime, module)
 
 
 def turn_off() -> None:
@@ -201,9 +186,9 @@ def turn_off() -> None:
     Not if `configure` or another engine has set it up. A line of log says which key it is.
     """
     get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
-    if not _registry.is_configured:
-        _registry.configure(None)
-        _registry.is_set_up = True
+    if not registry.is_configured:
+        registry.configure(None)
+        registry.is_set_up = True
 
 
 def tell_of_options(ds_config: Mapping[str, Any]) -> None:
@@ -211,33 +196,23 @@ def tell_of_options(ds_config: Mapping[str, Any]) -> None:
 
     An engine does not read that section, neither DeepSpeed's nor with ds_adacc. Raises ConfigError if it is no object.
     """
-    ignored = Options.of(ds_config).beyond(_registry.options)
+    ignored = Options.of(ds_config).beyond(registry.options)
     if ignored:
         text = f'of "{OPTIONS}" in ds_config, this has no effect, as ds_adacc decides what blocks hold: '
         advice = [f"In place of {name}, {ADVICE[name]}" for name in ignored if name in ADVICE]
         get_logger().info("%s%s", text, ". ".join([", ".join(ignored), *advice]))
 
 
-def note_start() -> None:
-    """Note that the program has called `ds_adacc.initialize` or `ds_adacc.attach`, whatever the section says."""
-    _registry.has_started = True
-
-
-def has_started() -> bool:
-    """Whether `note_start` was called in this process."""
-    return _registry.has_started
-
-
 def _before_configure() -> None:
     """Without `configure` and without an engine, a runtime with the default section serves."""
-    if _registry.runtime is None and not _registry.is_configured:
-        _registry.configure(_default_section())
+    if registry.runtime is None and not registry.is_configured:
+        registry.configure(_default_section())
 
 
 @torch._disable_dynamo
 def _warn_of_graph_around(name: str) -> None:
     _before_configure()
-    if (runtime := _registry.runtime) is not None:
+    if (runtime := registry.runtime) is not None:
         runtime.warnings.compiled_around(name)
 
 
@@ -245,7 +220,7 @@ def _warn_of_graph_around(name: str) -> None:
 def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _before_configure()
     owner = _layers_run_by(function) or with_modules(function, args, kwargs)
-    runtime = _registry.runtime_of(owner)
+    runtime = registry.runtime_of(owner)
     if runtime is None:
         return function(*args, **kwargs)
     return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs)
@@ -275,7 +250,7 @@ def _in_deepspeeds_form(outputs: Any) -> Any:
 
 
 def _default_section() -> AdaccConfig:
-    if not _registry.has_engines:
+    if not registry.has_engines:
         get_logger().info('no "adacc" section: its defaults are in force, with "codecs": "none", which is lossless')
     return AdaccConfig.model_validate({"codecs": "none"})
 

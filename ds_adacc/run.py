@@ -76,7 +76,7 @@ def _deepspeed_patched() -> Iterator[None]:
 
 
 def _tell_unless_started() -> None:
-    if not (checkpointing.has_started() or _HELP.intersection(sys.argv)):
+    if not (checkpointing.registry.has_started or _HELP.intersection(sys.argv)):
         get_logger().warning(
             "adacc did nothing: the script has ended without a call of deepspeed.initialize or ds_adacc.attach. Does "
             "it train with DeepSpeed? accelerate, say, uses DeepSpeed only where its own config says so"

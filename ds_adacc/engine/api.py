@@ -63,7 +63,7 @@ def initialize(
     an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the layers of the model and the
     optimizer's parameter groups as they were.
     """
-    checkpointing.note_start()
+    checkpointing.registry.has_started = True  # whatever the section says
     ds_config = read(_config_source(args, config, config_params))
     section = section_of(ds_config)
     if model is not None and (optimizer is not None or ds_config.get("optimizer")):
@@ -127,7 +127,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     ValueError if the model is compiled around its blocks; RuntimeError if gradient accumulation is not at a step
     boundary.
     """
-    checkpointing.note_start()
+    checkpointing.registry.has_started = True  # whatever the section says
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(
             f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
@@ -219,16 +219,16 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
-    wrap_again = unwrap_blocks(checkpointing.own_modules(engine.module))
+    wrap_again = unwrap_blocks(checkpointing.registry.own_modules(engine.module))
     wrap_blocks(blocks, runtime)
     try:
-        checkpointing.use(runtime, engine.module)  # raises what the user's mpu raises
+        checkpointing.registry.register(runtime, engine.module)  # raises what the user's mpu raises
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
     except BaseException:
         unwrap_blocks(blocks.values())
         wrap_again()
-        checkpointing.use_no_longer(runtime)
+        checkpointing.registry.unregister(runtime)
         vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
         raise
     # Not the model: torch.compile would compile the hook too.
@@ -248,13 +248,13 @@ def _leave_alone(engine: Any) -> None:
     """
     model = engine.module
     restore_optimizer(engine)
-    own = checkpointing.own_modules(model)
+    own = checkpointing.registry.own_modules(model)
     served = list(filter(is_wrapped, own))
     unwrap_blocks(served)
     restore_gradient_checkpointing(own)
     if isinstance(model, PipelineModule):
         pipeline.put_back_checkpoint_function(model, checkpointing.checkpoint)
-    checkpointing.release(model)
+    checkpointing.registry.unregister_model(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
 

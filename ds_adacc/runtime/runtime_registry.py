@@ -35,7 +35,9 @@ class RuntimeRegistry:
 
     def reset(self) -> None:
         """Back to the state before `configure`."""
-        self._abandon()
+        for runtime in (*self._runtimes, self._own):
+            if runtime is not None:
+                runtime.controller.abandon()
         self._begin()
 
     def _begin(self) -> None:
@@ -156,11 +158,6 @@ class RuntimeRegistry:
 
     def _forget(self, reference: weakref.ref[Runtime]) -> None:
         self._of_engines = [each for each in self._of_engines if each[0] is not reference]
-
-    def _abandon(self) -> None:
-        for runtime in (*self._runtimes, self._own):
-            if runtime is not None:
-                runtime.controller.abandon()
 
 
 def _placement(options: Options, mpu: Any) -> InputPlacement:

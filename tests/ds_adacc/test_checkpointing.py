@@ -250,7 +250,7 @@ def test_closures_made_anew_train_as_without():
         plain = zoo.gradients(layers, (x,), {}, lambda x: forward(x, lambda function, x: function(x)))
         ours = zoo.gradients(layers, (x,), {}, lambda x: forward(x, checkpointing.checkpoint))
         zoo.assert_same_bits(plain, ours)
-    runtime = checkpointing._registry.runtime
+    runtime = checkpointing.registry.runtime
     assert runtime.recordings == 2 and runtime.controller.plan is not None
     assert any(replayed(runtime.controller.plan))
 
@@ -291,7 +291,7 @@ def test_a_fork_of_random_states_within_a_block():
         assert_same(list(steps(lambda block, h: block(h))), list(steps(checkpointing.checkpoint)))
     finally:
         tracker.reset()
-    assert checkpointing._registry.runtime.controller.plan is not None
+    assert checkpointing.registry.runtime.controller.plan is not None
 
 
 def test_the_model_parallel_unit_is_known_to_deepspeeds_functions(monkeypatch):
@@ -300,7 +300,7 @@ def test_the_model_parallel_unit_is_known_to_deepspeeds_functions(monkeypatch):
     checkpointing.configure(unit, {"adacc": LOSSLESS})
     assert deepspeed.checkpointing.mpu is unit
     checkpointing.configure(None, {"adacc": LOSSLESS})
-    assert checkpointing._registry.mpu is unit
+    assert checkpointing.registry.mpu is unit
 
 
 # -- configuration
@@ -319,7 +319,7 @@ def test_configured_by_a_file(tmp_path):
             plain, zoo.gradients(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
         )
     checkpointing.reset()
-    assert checkpointing.is_configured() and checkpointing._registry.runtime.controller.plan is not None
+    assert checkpointing.is_configured() and checkpointing.registry.runtime.controller.plan is not None
     checkpointing.use(None)
     assert not checkpointing.is_configured()
 
@@ -332,16 +332,16 @@ def test_without_a_section_the_defaults_are_in_force_and_one_line_says_so(config
         for _ in range(3):
             checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True)).sum().backward()
     assert checkpointing.is_configured() == (configure is not None)
-    assert checkpointing._registry.runtime.config == load({"adacc": {"codecs": "none"}})
+    assert checkpointing.registry.runtime.config == load({"adacc": {"codecs": "none"}})
     assert len([r for r in caplog.records if 'no "adacc" section: its defaults are in force' in r.getMessage()]) == 1
 
 
 def test_a_disabled_section_just_calls():
     checkpointing.configure(None, {"adacc": {"enabled": False}})
-    assert checkpointing.is_configured() and checkpointing._registry.runtime is None
+    assert checkpointing.is_configured() and checkpointing.registry.runtime is None
     assert checkpointing.checkpoint(lambda x: [x], 3) == 3
     checkpointing.partition_activations_in_checkpoint(True)
-    assert checkpointing._registry.runtime is None
+    assert checkpointing.registry.runtime is None
 
 
 def test_arguments_come_before_the_section():
@@ -408,7 +408,7 @@ def test_an_engine_goes_on_serving():
     checkpointing.use(runtime)
     assert checkpointing.is_configured() and runtime.agreement.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
-    assert checkpointing._registry.runtime is runtime and runtime.agreement.inputs == InputPlacement()
+    assert checkpointing.registry.runtime is runtime and runtime.agreement.inputs == InputPlacement()
 
 
 def test_an_engine_that_is_gone_leaves_everything_as_before():
@@ -421,9 +421,9 @@ def test_an_engine_that_is_gone_leaves_everything_as_before():
     del runtime, block, args, kwargs
     gc.collect()
     assert its() is None and parameter() is None
-    assert not checkpointing.is_configured() and checkpointing._registry.runtime is None
+    assert not checkpointing.is_configured() and checkpointing.registry.runtime is None
     checkpointing.configure(None, {"adacc": LOSSLESS})
-    assert checkpointing._registry.runtime is not None
+    assert checkpointing.registry.runtime is not None
 
 
 def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
@@ -431,12 +431,12 @@ def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
     runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
     checkpointing.use(runtime)
     checkpointing.configure(unit, {"adacc": section}, checkpoint_in_cpu=True)
-    assert checkpointing._registry.runtime is runtime and runtime.agreement.inputs == InputPlacement(on_host=True)
+    assert checkpointing.registry.runtime is runtime and runtime.agreement.inputs == InputPlacement(on_host=True)
     del runtime
     gc.collect()
-    own = checkpointing._registry.runtime
+    own = checkpointing.registry.runtime
     assert checkpointing.is_configured() and own.config == load({"adacc": section})
-    assert own.agreement.inputs == InputPlacement(on_host=True) and checkpointing._registry.mpu is unit
+    assert own.agreement.inputs == InputPlacement(on_host=True) and checkpointing.registry.mpu is unit
 
 
 def test_an_engine_that_the_program_has_dropped_does_not_serve_beyond_configure(uncollected):
@@ -444,9 +444,9 @@ def test_an_engine_that_the_program_has_dropped_does_not_serve_beyond_configure(
     runtime.engine = runtime  # an engine is part of cycles
     checkpointing.use(runtime)
     del runtime
-    assert checkpointing._registry.has_engines
+    assert checkpointing.registry.has_engines
     checkpointing.configure(None, {"adacc": section})
-    assert checkpointing._registry.runtime.config == load({"adacc": section})
+    assert checkpointing.registry.runtime.config == load({"adacc": section})
 
 
 class Unready:
@@ -463,20 +463,20 @@ def test_a_configure_that_fails_changes_nothing(has_engine, monkeypatch):
     engines = [Runtime(load({"adacc": LOSSLESS}), stepped=True)] if has_engine else []
     for runtime in engines:
         checkpointing.use(runtime)
-    before = dict(vars(checkpointing._registry))
+    before = dict(vars(checkpointing.registry))
     other = {"adacc": {**LOSSLESS, "memory_budget": 0.4}}
     with pytest.raises(AssertionError, match="group is not initialized"):
         checkpointing.configure(Unready(), other, partition_activations=True, checkpoint_in_cpu=True)
     with pytest.raises(ConfigError, match="unknown key"):
         checkpointing.configure(Unready(), {"adacc": {"memory": 0.5}})
-    assert vars(checkpointing._registry) == before
+    assert vars(checkpointing.registry) == before
     assert deepspeed.checkpointing.mpu is None
     unready = Unready()
     checkpointing.configure(unready, other)
-    before = dict(vars(checkpointing._registry))
+    before = dict(vars(checkpointing.registry))
     with pytest.raises(AssertionError, match="group is not initialized"):
         checkpointing.partition_activations_in_checkpoint(True)
-    assert vars(checkpointing._registry) == before
+    assert vars(checkpointing.registry) == before
 
 
 def test_one_group_serves_each_configure(monkeypatch):
@@ -489,7 +489,7 @@ def test_one_group_serves_each_configure(monkeypatch):
         checkpointing.configure(unit, {"adacc": {**LOSSLESS, "memory_budget": budget}}, partition_activations=True)
         checkpointing.partition_activations_in_checkpoint(False)
         checkpointing.partition_activations_in_checkpoint(True)
-    assert made == [[0, 1]] and checkpointing._registry.runtime.controller.ranks.size == 2
+    assert made == [[0, 1]] and checkpointing.registry.runtime.controller.ranks.size == 2
     checkpointing.configure(None, {"adacc": {**LOSSLESS, "solver": {"max_seconds": 60}}}, partition_activations=True)
     assert len(made) == 2, "whose timeout is longer"
 

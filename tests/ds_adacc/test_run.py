@@ -86,7 +86,7 @@ def test_exit_code_2_and_a_reason_where_there_is_no_script(arguments, said, caps
 @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "sys.exit()"])
 def test_a_script_that_never_called_deepspeed_is_told_so_at_its_end(script, ending, monkeypatch, caplog):
     """accelerate runs a script under DDP if its config does not say DeepSpeed."""
-    monkeypatch.setattr(checkpointing._registry, "has_started", False)
+    monkeypatch.setattr(checkpointing.registry, "has_started", False)
     script.write_text(f"import sys\n{ending}")
     with caplog.at_level("WARNING", logger="ds_adacc"), contextlib.suppress(SystemExit):
         main([str(script)])
@@ -114,7 +114,7 @@ def test_the_help_of_a_script_is_no_training(script, caplog):
     ],
 )
 def test_a_script_that_called_it_or_failed_is_not(script, ending, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointing._registry, "has_started", False)
+    monkeypatch.setattr(checkpointing.registry, "has_started", False)
     engine = types.SimpleNamespace(adacc=object())
     monkeypatch.setattr(ds_adacc.engine.api, "deepspeed_initialize", lambda **_: (engine, None, None, None))
     script.write_text(f"import sys\n{ending}")

@@ -205,7 +205,7 @@ def partitioned(mpu, rows, **options):
     checkpointing.configure(mpu, {"adacc": section}, **options)
     layers = stack()
     ours = train(layers, rows, checkpointing.checkpoint)
-    runtime = checkpointing._registry.runtime
+    runtime = checkpointing.registry.runtime
     checkpointing._run(lambda x: x.exp(), (torch.ones(2, requires_grad=True),), {})  # the last step ends
     told = {
         "same": [same(a, b) for (a, _), (b, _) in zip(plain, ours, strict=True)],
@@ -239,7 +239,7 @@ def forgotten(mpu):
     checkpointing.configure(mpu, {"adacc": {"memory_budget": 1.0}}, partition_activations=True)
     layers, told = plain_stack(), []
     for step in range(4):
-        controller = checkpointing._registry.runtime.controller
+        controller = checkpointing.registry.runtime.controller
         if step == 2 and dist.get_rank() == 1:
             for known in controller.agreement.known_types.values():
                 known.errors_are_measured = False
@@ -262,7 +262,7 @@ def new_lengths(mpu):
         patch.setattr(PolicySearch, "policies", lambda self, limit: (policy_of(self.spec.profile),) * LAYERS)
         for step, rows in enumerate((64, 48, 56, 52, 64)):
             seen = shares(layers, rows, step)
-            agreement, first = checkpointing._registry.runtime.agreement, next(iter(variants()))
+            agreement, first = checkpointing.registry.runtime.agreement, next(iter(variants()))
             told.append([*seen, first.digest in agreement.origins])
     checkpointing.use(None)
     return told
@@ -285,7 +285,7 @@ def shares(layers, rows, step, factor=1.0):
 
 def variants():
     """What each block has run last, in `plain_stack`."""
-    blocks = checkpointing._registry.runtime.blocks.all()
+    blocks = checkpointing.registry.runtime.blocks.all()
     return [block.variants()[0] for block in blocks if len(block.variants()[0].recording.ops) > 2]
 
 

@@ -72,7 +72,7 @@ def train(section=None, use_reentrant=True, configured=False, **arguments):
         losses.append(engine.train_batch(data).item())
     engine.eval_batch(data)
     told = {"losses": losses, "parameters": [p.double().sum().item() for p in model.parameters()]}
-    told["plan"] = account(engine.adacc.runtime if section else checkpointing._registry.runtime, engine)
+    told["plan"] = account(engine.adacc.runtime if section else checkpointing.registry.runtime, engine)
     checkpointing.use(None)
     return told
 

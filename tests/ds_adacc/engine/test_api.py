@@ -79,10 +79,10 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
     try:
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.checkpoint(nn.Identity(), x) is x
-        assert checkpointing._registry.runtime is None
+        assert checkpointing.registry.runtime is None
         checkpointing.configure(None, {"adacc": {"codecs": "none"}})
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
-        assert checkpointing._registry.runtime is not None
+        assert checkpointing.registry.runtime is not None
     finally:
         checkpointing.use(None)
 
@@ -389,7 +389,7 @@ def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
         engine.serve(served, section, blocks)
     assert not hasattr(served, "adacc")
     assert all(vars(block).items() >= checkpoints.items() for block in blocks.values())
-    assert not checkpointing._registry.has_engines
+    assert not checkpointing.registry.has_engines
     assert "backward" not in vars(served)
     assert [block.forward for block in blocks.values()] == plain
     monkeypatch.setattr(engine, "patch_engine", lambda *_: None)

@@ -50,12 +50,12 @@ def test_an_engine_without_ds_adacc_ends_what_an_earlier_one_does_to_the_model(i
     switched_off(initialize, other, how)
     assert wrapped(other) == []
     assert wrapped(model) == list(find_blocks(model, "auto"))
-    assert checkpointing._registry.runtime is engines[0].adacc.runtime
+    assert checkpointing.registry.runtime is engines[0].adacc.runtime
     switched_off(initialize, model, how)
     assert wrapped(model) == []
-    assert not checkpointing._registry.has_engines
+    assert not checkpointing.registry.has_engines
     checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True))
-    assert (checkpointing._registry.runtime is None) == (how != {})
+    assert (checkpointing.registry.runtime is None) == (how != {})
 
 
 @pytest.mark.parametrize("how", [{}, OFF, "attach"], ids=["no section", "disabled", "attached"])
@@ -84,7 +84,7 @@ def test_one_that_fails_ends_nothing(initialize, monkeypatch, config):
     with pytest.raises(ZeroDivisionError):
         initialize(model, config)
     assert wrapped(model) == before
-    assert checkpointing._registry.runtime is first.adacc.runtime
+    assert checkpointing.registry.runtime is first.adacc.runtime
 
 
 def test_a_new_list_of_blocks_takes_the_place_of_the_old_one(initialize):
@@ -100,7 +100,7 @@ def test_an_engine_that_could_not_be_served_leaves_the_model_to_the_one_before(i
     with pytest.raises(ZeroDivisionError):
         initialize(model, {"adacc": {"blocks": ["Experts"]}})
     assert [module.forward for module in model.modules()] == before
-    assert checkpointing._registry.runtime is first.adacc.runtime
+    assert checkpointing.registry.runtime is first.adacc.runtime
 
 
 def test_gradient_checkpointing_is_the_models_own_again(initialize):
@@ -133,7 +133,7 @@ def test_layers_that_two_models_share_stay_with_the_engine_of_the_first(initiali
     before = wrapped(actor)
     initialize(critic, config)
     assert set(wrapped(actor)) >= set(before) == {f"layers.{name}" for name in find_blocks(layers, "auto")}
-    assert checkpointing._registry.has_engines and served.adacc.runtime is not None
+    assert checkpointing.registry.has_engines and served.adacc.runtime is not None
 
 
 @pytest.mark.parametrize("later", [OFF, {"adacc": {"blocks": ["Experts"]}}, {"adacc": {}}], ids=["off", "other", "on"])
@@ -167,7 +167,7 @@ def test_layers_that_compact_has_changed_train_under_no_other_engine(initialize,
         other.basic_optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with pytest.raises(ConfigError, match=said):
             ds_adacc.attach(other, config)
-    assert wrapped(model) == before and checkpointing._registry.runtime is first.adacc.runtime
+    assert wrapped(model) == before and checkpointing.registry.runtime is first.adacc.runtime
     Translator().load_state_dict(model.state_dict())
 
 
