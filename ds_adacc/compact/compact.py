@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from ds_adacc.compact.boundary import add_update, reset
@@ -18,7 +17,6 @@ from ds_adacc.compact.optimized import (
     Group,
     Rates,
     exchange,
-    exchange_back,
     rates,
     refuse_coupled_decay,
     refuse_reading_values,
@@ -36,10 +34,10 @@ class Compact:
 
     `seed` is the run's: every projection follows from it, the layer's name and the epoch, which is the number of the
     engine's applied steps over `update_interval`. It is the same on all ranks. Layers that read the same tensor have
-    the projection of the first of them.
+    the projection of the first of them. In `groups`, which the optimizer trains, proxies take the place of the weights.
     """
 
-    def __init__(self, config: CompactConfig, chosen: Sequence[Chosen]) -> None:
+    def __init__(self, config: CompactConfig, chosen: Sequence[Chosen], groups: Sequence[Group]) -> None:
         self.config = config
         self.seed = 0
         self._first = partners(one.name for one in chosen)
@@ -50,7 +48,8 @@ class Compact:
         }
         self._scales = {one.name: one.scale for one in chosen}
         self._epoch: int | None = None
-        self._exchanged: tuple[Sequence[Group], list[list[nn.Parameter]]] = (), []  # groups, and what they had
+        proxies = {id(layer.weight): (name, layer.compact_update) for name, layer in self.layers.items()}
+        self._exchange_back = exchange(groups, proxies)
         self._is_known_to_train = False
 
     @property
@@ -93,14 +92,9 @@ class Compact:
 
     def undo(self) -> None:
         """Leave the layers, and the groups that `convert` was given, as they were before it: no engine came of it."""
-        exchange_back(*self._exchanged)
+        self._exchange_back()
         for layer in self.layers.values():
             unserve(layer)
-
-    def put_proxies(self, groups: Sequence[Group], weights: Mapping[str, nn.Parameter]) -> None:
-        """Put the proxies in the place of their layers' `weights` in the optimizer's groups."""
-        self._exchanged = groups, [list(group["params"]) for group in groups]
-        exchange(groups, {id(weights[name]): (name, layer.compact_update) for name, layer in self.layers.items()})
 
     def continue_from(self, seed: int, applied_steps: int) -> None:
         """Take the seed of a saved run, or a new one, and draw the projections of this point of the run."""
@@ -169,9 +163,7 @@ def convert(
     """
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     chosen, left = choose(model, blocks, config, trained)
-    weights = {one.name: one.layer.weight for one in chosen}
-    compact = Compact(config, chosen)
-    compact.put_proxies(groups, weights)
+    compact = Compact(config, chosen, groups)
     _tell(compact, left)
     return compact
 
@@ -194,11 +186,6 @@ def refuse_served(model: nn.Module) -> None:
 def applied_steps(engine: Any) -> int:
     """The engine's optimizer steps that were not skipped for an overflow."""
     return engine.global_steps - engine.skipped_steps
-
-
-def new_seed() -> int:
-    """A seed that follows torch's own, so that a seeded script has the same projections each time."""
-    return torch.initial_seed()
 
 
 def _tell(compact: Compact, left: Mapping[str, str]) -> None:

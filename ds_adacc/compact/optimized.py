@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,20 +43,24 @@ def groups_of(model: nn.Module, model_parameters: Any, optimizer: Any) -> list[G
     return [{"params": given}]
 
 
-def exchange(groups: Sequence[Group], proxies: Mapping[int, tuple[str, nn.Parameter]]) -> None:
-    """Put each proxy in the place of its weight. `proxies`: by the `id` of the weight, the layer's name and proxy."""
+def exchange(groups: Sequence[Group], proxies: Mapping[int, tuple[str, nn.Parameter]]) -> Callable[[], None]:
+    """Put each proxy in the place of its weight. `proxies`: by the `id` of the weight, the layer's name and proxy.
+
+    The function that this returns undoes it, whatever DeepSpeed has done to the groups since.
+    """
+    before = [list(group["params"]) for group in groups]
     for group in groups:
         found = [proxies[id(parameter)][0] for parameter in group["params"] if id(parameter) in proxies]
         group["params"] = [proxies.get(id(p), ("", p))[1] for p in group["params"]]
         if found:
             group[_TAG] = found
 
+    def exchange_back() -> None:
+        for group, parameters in zip(groups, before, strict=True):
+            group["params"] = parameters
+            group.pop(_TAG, None)
 
-def exchange_back(groups: Sequence[Group], parameters: Sequence[list[nn.Parameter]]) -> None:
-    """Undo `exchange`, whatever DeepSpeed has done to the groups since. `parameters`: those that each group had."""
-    for group, own in zip(groups, parameters, strict=True):
-        group["params"] = own
-        group.pop(_TAG, None)
+    return exchange_back
 
 
 def rates(optimizer: Any) -> dict[str, Rates]:

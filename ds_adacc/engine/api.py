@@ -16,7 +16,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
-from ds_adacc.compact.compact import Compact, convert, new_seed, refuse_served
+from ds_adacc.compact.compact import Compact, convert, refuse_served
 from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
 from ds_adacc.engine import pipeline
@@ -208,7 +208,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         blocks = {}
     ranks = _planning_ranks(engine, section.solver.max_seconds)
     if compact is not None:
-        compact.begin(engine, ranks.from_first(new_seed()))
+        # Torch's own seed, so that a seeded script has the same projections each time.
+        compact.begin(engine, ranks.from_first(torch.initial_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
     runtime = Runtime(section, ranks, stepped=True, cache=cache.open_default(), journal=journal)
     journal.write(
