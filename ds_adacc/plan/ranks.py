@@ -45,11 +45,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank. Every rank must call."""
-        if self._group is None:
-            return flag
-        votes = torch.tensor([int(flag)], device="cpu")
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(votes.item())
+        return self.vote(flag)()
 
     def vote(self, flag: bool) -> Callable[[], bool]:
         """Begin what `any` does, without waiting for the other ranks. Every rank must call.
