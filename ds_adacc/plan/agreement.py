@@ -59,19 +59,12 @@ class Agreement:
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
         self.config = config
-        self.known_types: dict[str, KnownType] = {}
-        self.agreed_types: dict[str, AgreedType] = {}
-        self.origins: OrderedDict[str, str] = OrderedDict()
-        self.unpriced: set[str] = set()
-        self.passes = Passes()
         self.budget = Budget(config)
-        self.live_sets: tuple[LiveSet, ...] = ()
-        self.unfit: tuple[LiveSet, ...] = ()
         self.forward_order = ForwardOrder()
         self.inputs = InputPlacement()
         self.approvals = Approvals(config.max_gradient_error)
         self.outlier_prices = OutlierPrices(codecs)
-        self.moved: set[str] = set()
+        self.restore(AgreementState(), (), ())
 
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
@@ -85,10 +78,13 @@ class Agreement:
 
         `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
         """
-        self.known_types, self.origins, self.unpriced = {}, OrderedDict(), set()
-        self.moved, self.passes = set(), Passes()
-        self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
+        self.known_types: dict[str, KnownType] = {}
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
+        self.origins: OrderedDict[str, str] = OrderedDict()
+        self.unpriced: set[str] = set()
+        self.passes = Passes()
+        self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
+        self.moved: set[str] = set()
         self.approvals.blocks = dict(state.errors)
         self.forward_order.restore(dict(state.orders), blocks, indices)
 

@@ -50,9 +50,7 @@ class ForwardOrder:
     """
 
     def __init__(self) -> None:
-        self.orders: Orders = {}
-        self._unordered: set[LiveSet] = set()
-        self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
+        self.restore({}, (), ())
 
     def index(self, block: Block, digest: str) -> int | None:
         """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
@@ -132,8 +130,9 @@ class ForwardOrder:
         indices: Sequence[Mapping[str, int]],
     ) -> None:
         """Restore these orders, and for each of the blocks what `indices` returned."""
-        self.orders, self._unordered = dict(orders), set()
-        self._indices = weakref.WeakKeyDictionary()
+        self.orders: Orders = dict(orders)
+        self._unordered: set[LiveSet] = set()
+        self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
         for block, known in zip(blocks, indices, strict=True):
             self._indices[block] = dict(known)
 
