@@ -17,7 +17,6 @@ SECTION = "adacc"
 
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
-_MIB = 1 << 20
 _FEWEST_BYTES = 1 << 14  # a smaller integer is a fraction, percents or MiB; small models need few bytes
 _UNITS = {
     "": 1,
@@ -26,7 +25,7 @@ _UNITS = {
     "g": 10**9,
     "t": 10**12,
     "ki": 1 << 10,
-    "mi": _MIB,
+    "mi": 1 << 20,
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
@@ -75,23 +74,25 @@ def _bound(value: float) -> float:
     return value
 
 
-def _meant(name: str) -> str:
-    """What a string is likely to mean where "auto" or a list of strings is valid."""
-    return "'auto'" if name.lower() in ("auto", "all") else f"[{name!r}]"
+def _listed(value: Any, what: str, example: str = "") -> tuple[Any, ...]:
+    """The entries of a list that is valid beside "auto", and has at least one. `what`: an entry, in the singular."""
+    if isinstance(value, str):
+        meant = "'auto'" if value.lower() in ("auto", "all") else f"[{value!r}]"
+        raise _invalid(((), value, f"must be 'auto' or a list of {what}s; did you mean {meant}?"))
+    if not isinstance(value, list | tuple) or not value:
+        raise _invalid(((), value, f"must be 'auto' or a list of at least one {what}{example}"))
+    return tuple(value)
 
 
 def _block_classes(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
-    if isinstance(value, str):
-        raise _invalid(((), value, f"must be 'auto' or a list of module class names; did you mean {_meant(value)}?"))
-    if not isinstance(value, list | tuple) or not value:
-        raise _invalid(((), value, "must be 'auto' or a list of at least one module class name"))
-    for index, name in enumerate(value):
+    names = _listed(value, "module class name")
+    for index, name in enumerate(names):
         if not isinstance(name, str) or not name.isidentifier():
             hint = f"; did you mean {_last(name)!r}?" if isinstance(name, str) and _last(name).isidentifier() else ""
             raise _invalid(((index,), name, f"must be the name of a class{hint}"))
-    return tuple(value)
+    return names
 
 
 def _last(path: str) -> str:
@@ -215,14 +216,11 @@ def _is_scale(value: Any) -> bool:
 def _layers(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
-    if isinstance(value, str):
-        raise _invalid(((), value, f"must be 'auto' or a list of name patterns; did you mean {_meant(value)}?"))
-    if not isinstance(value, list | tuple) or not value:
-        raise _invalid(((), value, "must be 'auto' or a list of at least one name pattern, such as '*.mlp.*'"))
-    problems = [((i,), each, "must be a name pattern") for i, each in enumerate(value) if not isinstance(each, str)]
+    patterns = _listed(value, "name pattern", ", such as '*.mlp.*'")
+    problems = [((i,), each, "must be a name pattern") for i, each in enumerate(patterns) if not isinstance(each, str)]
     if problems:
         raise _invalid(*problems)
-    return tuple(value)
+    return patterns
 
 
 def _one_of(kind: str, choices: Iterable[str], synonyms: Mapping[str, str] | None = None) -> PlainValidator:
