@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -72,24 +72,16 @@ def findings() -> list[Finding]:
     ]
 
 
-@dataclass(frozen=True)
-class CacheSize:
-    """The profile cache: its file, the file's bytes and how many profiles it holds."""
-
-    path: Path
-    nbytes: int
-    profiles: int
-
-
-def cache_size() -> CacheSize:
-    """The size of the cache at its default path.
+def cache_size() -> dict[str, Any]:
+    """The profile cache at its default path: its "path", the file's "bytes", and how many "profiles" it holds.
 
     Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
     """
     from ds_adacc.profile.cache import ProfileCache, default_path
 
     path = default_path()
-    return CacheSize(path, path.stat().st_size if path.exists() else 0, ProfileCache(path).count())
+    nbytes = path.stat().st_size if path.exists() else 0
+    return {"path": str(path), "bytes": nbytes, "profiles": ProfileCache(path).count()}
 
 
 def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
@@ -242,4 +234,4 @@ def _cache() -> str:
     from ds_adacc.planner import human_bytes
 
     size = cache_size()
-    return f"{size.path}, {human_bytes(size.nbytes)}, {size.profiles} profiles"
+    return f"{size['path']}, {human_bytes(size['bytes'])}, {size['profiles']} profiles"

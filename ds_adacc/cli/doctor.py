@@ -60,10 +60,9 @@ def _wanting(found: Sequence[Finding]) -> str:
 def _cache() -> dict[str, Any] | None:
     """None for a file that cannot be read; then a finding says why."""
     try:
-        size = cache_size()
+        return cache_size()
     except (sqlite3.Error, OSError, RuntimeError):
         return None
-    return {"path": str(size.path), "bytes": size.nbytes, "profiles": size.profiles}
 
 
 def _view(found: Sequence[Finding], verdict: str) -> RenderableType:
