@@ -51,16 +51,8 @@ class StepSchedule:
 
     def with_new_plan(self, tries: bool) -> StepSchedule:
         """The schedule after a new plan: the next step observes and measures it; if it `tries`, trials come first."""
-        try_from = self.ended + 1 if tries else None
-        return replace(
-            self,
-            observe_in=1 if tries else 0,
-            measures=True,
-            was_deferred=False,
-            attempts=0,
-            try_from=try_from,
-            repeats=0,
-        )
+        kept = StepSchedule(ended=self.ended, track_from=self.track_from, interval=self.interval)
+        return replace(kept, observe_in=1, try_from=self.ended + 1) if tries else replace(kept, observe_in=0)
 
     def with_trials_again(self) -> StepSchedule:
         """The schedule where policies still await their trial: once more in the next step, then after 2, 4 ... steps.
