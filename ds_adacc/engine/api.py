@@ -64,7 +64,8 @@ def initialize(
     optimizer's parameter groups as they were.
     """
     checkpointing.registry.has_started = True  # whatever the section says
-    ds_config = read(_config_source(args, config, config_params))
+    given = (config, config_params, getattr(args, "deepspeed_config", None))  # deepspeed.initialize takes the first
+    ds_config = read(next((each for each in given if each is not None), None))
     section = section_of(ds_config)
     if model is not None and (optimizer is not None or ds_config.get("optimizer")):
         refuse_served(model)
@@ -133,7 +134,9 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
             f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
         )
     ds_config = read(engine.config if config is None else config)
-    section = _section_of(ds_config)
+    section = section_of(ds_config)
+    if SECTION not in ds_config:
+        raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
         if section != served.config:
@@ -236,7 +239,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     runtime.agreement.budget.begin_with(engine)
     take_over_gradient_checkpointing(engine.module, blocks)
     if is_pipeline:
-        pipeline.replace_checkpoint_function(engine.module, checkpointing.checkpoint)
+        pipeline.replace_checkpoint_function(engine.module)
     get_logger().info("%s", _summary(blocks))
     if blocks:
         get_logger().info("step 1 records and measures the blocks: it takes much longer than later steps")
@@ -254,7 +257,7 @@ def _leave_alone(engine: Any) -> None:
     unwrap_blocks(served)
     restore_gradient_checkpointing(own)
     if isinstance(model, PipelineModule):
-        pipeline.put_back_checkpoint_function(model, checkpointing.checkpoint)
+        pipeline.put_back_checkpoint_function(model)
     checkpointing.registry.unregister_model(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
@@ -272,13 +275,6 @@ def _planning_ranks(engine: Any, max_seconds: float) -> Ranks:
     return Ranks(members, max_seconds)
 
 
-def _section_of(ds_config: Mapping[str, Any]) -> AdaccConfig | None:
-    section = section_of(ds_config)
-    if section is None and SECTION not in ds_config:
-        raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")
-    return section
-
-
 def _summary(blocks: dict[str, nn.Module]) -> str:
     if not blocks:
         return (
@@ -292,14 +288,6 @@ def _summary(blocks: dict[str, nn.Module]) -> str:
     if "" in blocks:
         text += ". A block that is the whole model saves next to nothing: list the class names of its layers instead"
     return text
-
-
-def _config_source(args: Any, config: Any, config_params: Any) -> Any:
-    """The config that deepspeed.initialize would use."""
-    for candidate in (config, config_params, getattr(args, "deepspeed_config", None)):
-        if candidate is not None:
-            return candidate
-    return None
 
 
 def _zero_stage(ds_config: Mapping[str, Any]) -> int:

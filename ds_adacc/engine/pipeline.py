@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from ds_adacc.checkpointing import checkpoint
 from ds_adacc.log import get_logger
 from ds_adacc.program.module_class import class_of
 
@@ -17,8 +17,8 @@ def checkpoints_ranges(module: Any) -> bool:
 _ORIGINAL = "_ds_adacc_original_checkpoint_func"  # the attribute that keeps what was replaced
 
 
-def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> None:
-    """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, `checkpoint` does so now."""
+def replace_checkpoint_function(module: Any) -> None:
+    """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, ds_adacc's does so now."""
     from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
     of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
@@ -28,7 +28,7 @@ def replace_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> 
         get_logger().info("the pipeline's activation_checkpoint_func is ds_adacc.checkpointing.checkpoint from now on")
 
 
-def put_back_checkpoint_function(module: Any, checkpoint: Callable[..., Any]) -> None:
+def put_back_checkpoint_function(module: Any) -> None:
     """Undo `replace_checkpoint_function`. A function that the program or DeepSpeed has set since stays."""
     original = vars(module).pop(_ORIGINAL, None)
     if original is not None and module.activation_checkpoint_func is checkpoint:

@@ -28,21 +28,13 @@ Pack = Callable[[torch.Tensor], Any]
 
 
 class PlannedCalls:
-    """Runs calls under their variants' policies. `roles`: those of the values whose outliers are tracked."""
+    """Runs calls under their variants' policies."""
 
-    def __init__(
-        self,
-        controller: StepController,
-        binder: Binder,
-        codecs: CodecMaker,
-        warnings: Warnings,
-        roles: Collection[str],
-    ) -> None:
+    def __init__(self, controller: StepController, binder: Binder, codecs: CodecMaker, warnings: Warnings) -> None:
         self._controller = controller
         self._binder = binder
         self._codecs = codecs
         self._warnings = warnings
-        self._roles = roles
         self._seen = SeenPrograms(controller)
 
     def run(self, incoming: Incoming, variant: Variant) -> Any:
@@ -174,7 +166,8 @@ class PlannedCalls:
         call = Call(bound, inputs, told, noted, alive)
         pack: Pack = call.pack
         if tracking:
-            values = self._controller.agreement.known_types[variant.digest].tracked_values(self._roles)
+            agreement = self._controller.agreement
+            values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
         if observer is None:
             return call, pack, _nothing

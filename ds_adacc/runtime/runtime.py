@@ -84,7 +84,7 @@ class Runtime:
         self._thread: int | None = None  # that runs a block now
         self._is_taken = threading.Lock()  # by that thread
         self.warnings = Warnings()
-        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, config.rectifier.roles)
+        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
