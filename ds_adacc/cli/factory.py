@@ -21,13 +21,12 @@ from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import AdaccConfig
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.budget import UNLIMITED
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
-
-_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _loss(output: Any) -> torch.Tensor:
 
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
     """The problem, and the names of its block types in the order met: those of their first blocks."""
-    runtime.agreement.budget.limit = _UNLIMITED  # this plan is not the answer: it gathers the problem
+    runtime.agreement.budget.limit = UNLIMITED  # this plan is not the answer: it gathers the problem
     runtime.controller.plan_pending()
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together

@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig, MemoryBudget
 from ds_adacc.plan.step_peak import StepPeak
 
-_UNLIMITED = 1 << 62
+UNLIMITED = 1 << 62  # bytes; a budget of so many is none
 
 
 class Budget:
@@ -45,7 +45,7 @@ class Budget:
     def of_plan(self, without: int, available: int) -> int:
         """The budget for a plan, if the peak is `without` checkpointing, and `available` is left on the device."""
         if self._forces_compression and self._asked.kind == "auto":
-            return _UNLIMITED
+            return UNLIMITED
         return budget_bytes(self._asked, without, available) if self.limit is None else self.grown(without)
 
     def asked(self, nbytes: int) -> str:

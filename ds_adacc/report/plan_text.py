@@ -8,21 +8,18 @@ from dataclasses import asdict, dataclass, replace
 
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.budget import Budget
+from ds_adacc.plan.budget import UNLIMITED, Budget
 from ds_adacc.plan.plan import Plan
 from ds_adacc.planner import human_bytes
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
 from ds_adacc.report.decision import Decision, decision_of, span
 
-_NO_BUDGET = 1 << 60  # bytes; a budget from here on is none
 _ROUNDED = 1  # byte, by which a fraction of a peak is rounded
 _MORE = "`ds_adacc report` shows its table"
 
 
-def decision_table(
-    plan: Plan, decisions: Sequence[Decision], agreement: Agreement, observation: Observation | None
-) -> str:
+def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreement, observation: Observation) -> str:
     """What becomes of each value in which blocks. Then the sums, and what baselines would have cost.
 
     It fits on a screen: of a large plan only the part that takes most memory.
@@ -85,7 +82,7 @@ def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, obje
     return {
         "step": step,
         "reason": plan.reason,
-        "budget": plan.budget if plan.budget < _NO_BUDGET else None,
+        "budget": plan.budget if plan.budget < UNLIMITED else None,
         "without": plan.without,
         "peak": plan.peak,
         "held": plan.held,
@@ -164,7 +161,7 @@ def _errors(plan: Plan, agreement: Agreement) -> list[str]:
 
 
 def _shown(budget: int) -> str:
-    return human_bytes(budget) if budget < _NO_BUDGET else "none"
+    return human_bytes(budget) if budget < UNLIMITED else "none"
 
 
 def _of_largest(plan: Plan, budget: Budget) -> list[str]:
@@ -180,30 +177,27 @@ def _of_largest(plan: Plan, budget: Budget) -> list[str]:
     return []
 
 
-def _summary(plan: Plan, budget: Budget, observation: Observation | None) -> list[str]:
+def _summary(plan: Plan, budget: Budget, observation: Observation) -> list[str]:
     fraction = plan.peak / plan.without if plan.without else 1.0
     held = f"  held between forward and backward: planned {human_bytes(plan.held)}"
-    if observation is None:
-        lines = [f"{held}, observed nothing yet"]
-    elif _had_other_calls(plan, observation):
+    if _had_other_calls(plan, observation):
         planned, observed = human_bytes(observation.held.planned), human_bytes(observation.held.observed)
         lines = [held, f"    the observed step had other sizes or calls: planned for it {planned}, observed {observed}"]
     else:
         lines = [f"{held}, observed {human_bytes(observation.held.observed)}"]
-    peaks = f"planned {human_bytes(plan.peak)}" if observation is None else _peaks(plan, observation)
     lines += [
-        f"  peak: {peaks}; budget {_shown(plan.budget)}",
+        f"  peak: {_peaks(plan, observation)}; budget {_shown(plan.budget)}",
         f"  peak without checkpointing: {human_bytes(plan.without)}; the plan takes {fraction:.2f} of it",
         *_of_largest(plan, budget),
         f"  added to a forward and backward: {1000 * plan.added_seconds:.1f} ms",
-        *(_measured(observation) if observation is not None else ()),
+        *_device_memory(observation),
     ]
     optimal = "optimal" if plan.proven_optimal else "not proven optimal"
     return [*lines, f"  solved in {plan.solve_seconds:.3f} s, {optimal}"]
 
 
-def _measured(observation: Observation) -> Iterator[str]:
-    """What was observed beside the bytes of the blocks."""
+def _device_memory(observation: Observation) -> Iterator[str]:
+    """What the process has taken of a CUDA device."""
     if (device := observation.device) is not None:
         taken = f"{human_bytes(device.allocated)} allocated, {human_bytes(device.reserved)} reserved"
         yield f"  device memory at most: {taken}"

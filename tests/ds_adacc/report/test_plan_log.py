@@ -196,7 +196,8 @@ def test_a_budget_in_bytes_is_of_no_batch():
 
 def table_of(plan, training):
     here = decisions_here(plan, training.agreement)
-    return decision_table(plan, merge_decisions(plan, [here]), training.agreement, None)
+    observation = Observation(Pair(plan.held, plan.held), None, None)
+    return decision_table(plan, merge_decisions(plan, [here]), training.agreement, observation)
 
 
 def _kib(nbytes):
