@@ -44,7 +44,7 @@ class SymbolicType:
 
     def sizes(self, digest: str) -> tuple[int, ...]:
         """The sizes of the block type; () if they are not known."""
-        known = (each for each in (self.recorded, self.predicted) for each in each.items())
+        known = (*self.recorded.items(), *self.predicted.items())
         found = next((sizes for sizes, name in known if name == digest), None)
         return () if found is None else (*found.lengths, *found.numbers)
 
