@@ -37,21 +37,22 @@ class Solution:
 class InfeasibleBudget(ValueError):
     """No policies fit the `budget`; `smallest` would do (both in bytes).
 
-    `proven` is False if a budget between the two may do as well.
+    `proven` is False if a budget between the two may do as well. `hint`: what else would do.
     """
 
-    def __init__(self, budget: int, smallest: int, proven: bool = True) -> None:
+    def __init__(self, budget: int, smallest: int, proven: bool = True, hint: str = "") -> None:
         which = "that fits" if proven else "found in the time allowed"
         super().__init__(
             f"a budget of {budget} bytes ({human_bytes(budget)}) for activations is too small; "
-            f"the smallest {which} is {smallest} bytes ({human_bytes(smallest)})"
+            f"the smallest {which} is {smallest} bytes ({human_bytes(smallest)}){hint}"
         )
         self.budget = budget
         self.smallest = smallest
         self.proven = proven
+        self.hint = hint
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, bool]]:
-        return type(self), (self.budget, self.smallest, self.proven)
+    def __reduce__(self) -> tuple[type, tuple[int, int, bool, str]]:
+        return type(self), (self.budget, self.smallest, self.proven, self.hint)
 
 
 class NoSolutionInTime(RuntimeError):

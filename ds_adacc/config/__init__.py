@@ -15,6 +15,7 @@ from ds_adacc.config.presets import UNBOUNDED
 from ds_adacc.config.reader import load, origin, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
+    LARGEST_BOUND,
     SECTION,
     AdaccConfig,
     CompactConfig,
@@ -27,6 +28,7 @@ from ds_adacc.config.section import (
 
 __all__ = [
     "COMPACT_SCALE",
+    "LARGEST_BOUND",
     "SECTION",
     "UNBOUNDED",
     "AdaccConfig",

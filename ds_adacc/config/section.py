@@ -15,6 +15,7 @@ from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
 
+LARGEST_BOUND = 1e9  # on the gradient error
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
 _FEWEST_BYTES = 1 << 14  # a smaller integer is a fraction, percents or MiB; small models need few bytes
@@ -69,7 +70,7 @@ def _group_size(value: int) -> int:
 
 
 def _bound(value: float) -> float:
-    if not 1e-9 <= value <= 1e9:
+    if not 1e-9 <= value <= LARGEST_BOUND:
         raise _invalid(((), value, "must be from 1e-9 to 1e9, or null; to allow no error, set 'codecs' to 'none'"))
     return value
 

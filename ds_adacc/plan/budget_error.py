@@ -19,11 +19,12 @@ class BudgetTooSmall(planner.InfeasibleBudget):
     """No plan fits `adacc.memory_budget`. `text` says which budget would do, and what takes the memory."""
 
     def __init__(self, refusal: planner.InfeasibleBudget, text: str) -> None:
-        super().__init__(refusal.budget, refusal.smallest, refusal.proven)
+        super().__init__(refusal.budget, refusal.smallest, refusal.proven, refusal.hint)
         self.args = (text,)
 
     def __reduce__(self) -> tuple[type, tuple[planner.InfeasibleBudget, str]]:
-        return type(self), (planner.InfeasibleBudget(self.budget, self.smallest, self.proven), str(self))
+        plain = planner.InfeasibleBudget(self.budget, self.smallest, self.proven, self.hint)
+        return type(self), (plain, str(self))
 
 
 def explained(
@@ -39,14 +40,12 @@ def explained(
     """
     problems = [request.problem(names) for names in request.live_sets]
     words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
-    looser = ""
     if any(map(_awaits_trial, problems)):
-        looser = " A larger adacc.max_gradient_error may need less."
         words += ", if its lossy choices keep adacc.max_gradient_error when they are tried,"
     lines = [
         f"{asked}: this is too small for the blocks' activations, which take {planner.human_bytes(without)} without "
         "checkpointing.",
-        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}.{looser}",
+        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}.",
         "Both budgets are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
         "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 _TIMEOUT = timedelta(minutes=30)  # gloo's default, and more than it takes to start all these searches
 # A live set that no plan fits takes longest. Each search lasts up to twice its time. So with max_seconds as the unit,
-# two attempts at a plan take 8, and the smallest peak 2. No step plans for more than 20 such live sets.
-_SEARCHES = 20 * 10
+# two attempts at a plan take 8, the smallest peak 2, and ten searches for a looser bound 5. No step plans for more than
+# 20 such live sets.
+_SEARCHES = 20 * 15
 
 
 class Ranks:

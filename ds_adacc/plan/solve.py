@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from ds_adacc import planner
-from ds_adacc.config import AdaccConfig
+from ds_adacc.config import LARGEST_BOUND, AdaccConfig
+from ds_adacc.plan.approvals import MARGIN
 from ds_adacc.plan.live_sets import Component, TypePolicies, components
 from ds_adacc.plan.plan import Group, PlanRequest
 
@@ -59,7 +60,9 @@ def solve(
             if forgiven is Forgiven.ALL:
                 groups.append(planning.without_solver(component, str(error), error.smallest))
     if refusals and forgiven is not Forgiven.ALL:
-        raise max(refusals, key=lambda error: error.smallest)
+        worst = max(refusals, key=lambda error: error.smallest)
+        hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
+        raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)
     return tuple(groups)
 
 
@@ -145,3 +148,46 @@ def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:
     """Whether there is a policy for each block, with codecs that are still on offer."""
     are_on_offer = (policy.is_on_offer(block_type.profile) for policy in set(policies))
     return len(policies) == block_type.blocks and all(are_on_offer)
+
+
+def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
+    """What else than a larger budget would do: a looser bound on the gradient error."""
+    smallest = smallest_bound(request, budget, config.solver.max_seconds)
+    if smallest is None:
+        return ""
+    of_section = smallest * config.max_gradient_error / request.max_gradient_error
+    return (
+        f" with adacc.max_gradient_error = {config.max_gradient_error:g}; for this budget, the smallest "
+        f"max_gradient_error is about {of_section:.2g}"
+    )
+
+
+def smallest_bound(request: PlanRequest, budget: int, seconds: float) -> float | None:
+    """About the smallest bound on the gradient error with which all live sets fit the budget (bytes).
+
+    None if none that a section may set does, or if the solver finds no plan in time. The live sets share a quarter of
+    the `seconds` in each of about ten searches.
+    """
+    share, most = seconds / 4 / len(request.live_sets), MARGIN * LARGEST_BOUND
+
+    def fits(bound: float | None) -> bool:
+        loosened = replace(request, max_gradient_error=bound)
+        try:
+            for names in request.live_sets:
+                planner.solve_in_process(loosened.problem(names), budget, max_seconds=share)
+        except (planner.InfeasibleBudget, planner.NoSolutionInTime):
+            return False
+        return True
+
+    assert request.max_gradient_error is not None
+    low, high = request.max_gradient_error, 2 * request.max_gradient_error
+    if not fits(None):
+        return None
+    while not fits(high):
+        if high >= most:
+            return None
+        low, high = high, min(16 * high, most)
+    while high > 1.1 * low:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

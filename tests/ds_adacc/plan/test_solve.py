@@ -7,10 +7,42 @@ import pytest
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.plan.plan import PlanRequest
-from ds_adacc.plan.solve import Forgiven, solve
+from ds_adacc.plan.solve import Forgiven, smallest_bound, solve
 from ds_adacc.planner.solution import evaluate_uniform
 
 CONFIG = load({"adacc": {"codecs": "none"}})
+
+
+def test_no_bound_is_named_if_every_search_runs_out_of_time(monkeypatch):
+    searched = []
+
+    def out_of_time(problem, budget, *, max_seconds):
+        searched.append(problem.max_gradient_error)
+        if problem.max_gradient_error is not None:
+            raise planner.NoSolutionInTime("the machine is busy")
+
+    monkeypatch.setattr(planner, "solve_in_process", out_of_time)
+    values = planner.Value("x", "block_input", 0, None, True), planner.Value("y", "other", 64, 0, True)
+    graph = planner.BlockGraph(values, (planner.Op("op", (0,), (1,), True),), (planner.Event("end", (1,), 0),))
+    block_type = planner.BlockType("b", planner.Profile(graph, (1.0,), ((), ())), count=2)
+    assert smallest_bound(PlanRequest({"b": block_type}, [frozenset("b")], {}, 0.09), 100, 5.0) is None
+    assert searched[0] is None and 10 <= len(searched) <= 15
+
+
+def test_a_search_for_a_bound_shares_its_seconds_and_ends_at_the_largest_valid_bound(monkeypatch):
+    """Only without a bound every live set fits."""
+    searched = []
+
+    def too_small(problem, budget, *, max_seconds):
+        searched.append((problem.max_gradient_error, max_seconds))
+        if problem.max_gradient_error is not None:
+            raise planner.InfeasibleBudget(budget, 2 * budget)
+
+    monkeypatch.setattr(planner, "solve_in_process", too_small)
+    types = {name: chain(name, 8) for name in "abcd"}
+    assert smallest_bound(PlanRequest(types, [frozenset(name) for name in types], {}, 0.09), 100, 8.0) is None
+    assert {seconds for _, seconds in searched} == {0.5}
+    assert max(bound for bound, _ in searched[4:]) == pytest.approx(0.9e9)
 
 
 def chain(name, first):
