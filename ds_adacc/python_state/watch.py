@@ -7,7 +7,6 @@ generators, of the clock, of a file. And some of a tensor's data reach Python wi
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 import types
@@ -20,7 +19,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
+from ds_adacc.python_state.code_places import RANDOM, CodePlaces
+from ds_adacc.python_state.content import TRUSTED, is_library
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.places import Place, Reads
@@ -30,7 +30,6 @@ _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", 
 # The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
 _LAUNCHES = frozenset({"run", "runner", "__call__"})
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
-_RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
 _MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
@@ -71,13 +70,12 @@ class Listener(FunctionListener):
 class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
-    `names`: what code of the user's may read of a Python module that it is given. `takes_context`: its first argument
-    is the `ctx` of a Function. `gives_address`: it gives a tensor's address away.
+    `reads`: of code of the user's; None: what it reads does not change. `takes_context`: its first argument is the
+    `ctx` of a Function. `gives_address`: it gives a tensor's address away.
     """
 
     code: types.CodeType
-    places: Mapping[str, Place]
-    names: Mapping[str, None]
+    reads: CodePlaces | None
     is_collective: bool
     takes_context: bool
     gives_address: bool
@@ -97,16 +95,15 @@ class Watch:
     def __init__(self, listener: Listener) -> None:
         self.reads = Reads()
         self.unguarded: str | None = None
-        self._listener: Listener | None = listener
+        self._listener: Listener | None = listener  # None once it has stopped, as is the next
+        self._functions: FunctionWatch | None = FunctionWatch(listener)
         self._is_running = False
         self._is_compiling = False
         self._pauses = 0
         self._codes: dict[int, _Code] = {}  # by identity
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
-        self._modules: set[types.ModuleType] = set()
         self._importing: types.FrameType | None = None
         self._not_imported: list[tuple[types.CodeType, dict[str, Any]]] = []  # codes, with their globals
-        self._functions: FunctionWatch | None = FunctionWatch(listener)
 
     @staticmethod
     def refusal() -> str | None:
@@ -143,21 +140,21 @@ class Watch:
             self._forget_compiler()
         self._is_running = False
         self._listener = self._functions = self._importing = None
-        found: dict[str, Place] = {}
         for code, namespace in self._not_imported:
-            self._modules.clear()
-            self._note_imports(code, namespace, found)
-        self.reads.note(found)
+            places = CodePlaces(code)
+            places.add_imports(namespace)
+            self._note(places)
         self._not_imported.clear()
 
     def note_held(self, modules: Iterable[types.ModuleType]) -> None:
         """Note what the code that has run names of Python modules of the user's that the block holds, or is given."""
-        found: dict[str, Place] = {}
-        for module in modules:
-            for known in self._codes.values():
-                self._modules.clear()
-                self._note_members(module, known.names, known.code, found)
-        self.reads.note(found)
+        given = list(modules)
+        for known in self._codes.values():
+            if known.reads is not None:
+                places = CodePlaces(known.code)
+                for module in given:
+                    places.add_members(module)
+                self._note(places)
 
     def _compiler_begins(self, _: Any) -> None:
         if threading.get_ident() == self._thread:
@@ -181,37 +178,36 @@ class Watch:
         return id(code) in self._codes
 
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
+        if not self._is_running:  # the block has put it back after the end: nobody is told any more
+            return
         if self._importing is not None:
             if event == "return" and frame is self._importing:
                 self._importing = None
         elif event == "call":
-            if self._functions is not None:
-                self._functions.called(frame)
+            self._functions.called(frame)
             known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
             if known is None:
                 known = self._look_at(frame)
-            if known.takes_context and self._functions is not None:
+            if known.takes_context:
                 self._functions.context_is_seen(arguments(frame)[0])
-            if known.places and self._listener is not None:
-                self._listener.note_places(known.places)
-            if known.gives_address and self._listener is not None:
-                owner = frame.f_locals.get("self")
-                self._listener.note_address(owner if isinstance(owner, torch.Tensor) else None)
-            if known.is_collective and self._listener is not None:
+            if known.reads is not None and known.reads.found:
+                self._listener.note_places(known.reads.found)
+            if known.gives_address:
+                self._note_address(frame.f_locals.get("self"))
+            if known.is_collective:
                 self._listener.note_collective()
         elif event == "c_call":
-            if called.__name__ == "apply" and self._functions is not None:
+            if called.__name__ == "apply":
                 self._functions.applied(frame, called)
             if called not in self._harmless:
                 self._note_call(frame, called)
-        elif self._functions is not None:
+        else:
             self._functions.ended(frame, event, called)
 
     @torch._disable_dynamo
     def _look_at(self, frame: types.FrameType) -> _Code:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-        places: Mapping[str, Place] = {}
-        names: Mapping[str, None] = {}
+        places = None
         is_kept = True  # what a compiler calls, the block may call later, and reads it then
         if name == "<module>":
             self._importing = frame
@@ -219,137 +215,64 @@ class Watch:
             pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
         elif not is_library(module) or module in _READABLE_LIBRARIES:
             is_kept = not _is_of_compiler(_calls(frame))
-            names = _names_in(frame.f_code) if is_kept else {}
-            places = self._note_globals(frame, names) if is_kept else {}
+            places = self._places_of(frame) if is_kept else None
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
         is_launch = module.startswith("triton.") and name in _LAUNCHES
         gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
-        found = _Code(frame.f_code, places, names, is_collective, takes_context, gives_address)
+        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address)
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
-        owner = getattr(called, "__self__", None)
-        if reads_data(owner, called.__name__):
-            if self._listener is not None and not _is_ours(frame):
+        owner, name = getattr(called, "__self__", None), called.__name__
+        if reads_data(owner, name):
+            if not _is_ours(frame):
                 self._listener.note_read()
-                if writes_data(owner, called.__name__):
+                if writes_data(owner, name):
                     self._listener.note_write(owner)
-        elif hands_over_work(owner, called.__name__):
-            if self._listener is not None and not _is_of_compiler(_calls(frame)):
+        elif hands_over_work(owner, name):
+            if not _is_of_compiler(_calls(frame)):
                 self._listener.note_read()
-                self._listener.note_address(None)
-        elif called.__name__ in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
-            # AOTAutograd sets some while it traces the block.
-            if self._listener is not None and not _is_of_compiler(_calls(frame)):
+                self._note_address(None)
+        elif name in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
+            if not _is_of_compiler(_calls(frame)):  # AOTAutograd sets some while it traces the block
                 self._listener.note_hook()
-        elif called.__name__ in _ADDRESSES or _is_of_extension(owner, called):
-            if self._listener is not None and not _is_ours(frame):
-                self._listener.note_address(owner if isinstance(owner, torch.Tensor) else None)
+        elif name in _ADDRESSES or _is_of_extension(owner, called):
+            if not _is_ours(frame):
+                self._note_address(owner)
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
-            if is_read or (source in _RANDOM and not _is_of_no_account(frame, called.__name__)):
-                self._cannot_guard(f"{source.lstrip('_')}.{called.__name__}", frame.f_code)
+            if is_read or (source in RANDOM and not _is_of_no_account(frame, name)):
+                self.unguarded = self.unguarded or f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
 
-    def _note_globals(self, frame: types.FrameType, names: Mapping[str, None]) -> dict[str, Place]:
-        code = frame.f_code
-        of_globals = {*global_names(code), *_texts_in(code)}
-        found: dict[str, Place] = {}
-        self._modules.clear()
-        for name in names:
-            if name in of_globals and name in frame.f_globals:
-                self._note(f"{frame.f_globals.get('__name__')}.{name}", frame.f_globals, name, names, code, found)
-        for name in code.co_freevars:
-            if isinstance(frame.f_locals.get(name), types.ModuleType):
-                self._note_members(frame.f_locals[name], names, code, found)
-        if not self._note_imports(code, frame.f_globals, found):
-            self._not_imported.append((code, frame.f_globals))
-        self.reads.note(found)
-        return found
+    def _note_address(self, owner: Any) -> None:
+        """The address of `owner` is given away, if that is a tensor; if not, that of any tensor may be."""
+        self._listener.note_address(owner if isinstance(owner, torch.Tensor) else None)
 
-    def _note_imports(self, code: types.CodeType, namespace: dict[str, Any], found: dict[str, Place]) -> bool:
-        """Note what the code names of the Python modules that it imports itself. False: some are not there yet."""
-        names = dict.fromkeys(code.co_names)
-        known = [_imported_module(name, level, namespace) for name, level in imports(code)]
-        for module in known:
-            if module is not None:
-                self._note_members(module, names, code, found)
-        return None not in known
+    def _places_of(self, frame: types.FrameType) -> CodePlaces:
+        """What the code of the frame reads, which is about to run for the first time."""
+        places = CodePlaces(frame.f_code)
+        places.add_globals(frame)
+        if not places.add_imports(frame.f_globals):
+            self._not_imported.append((frame.f_code, frame.f_globals))
+        self._note(places)
+        return places
 
-    def _note(
-        self,
-        full_name: str,
-        namespace: dict[str, Any],
-        name: str,
-        names: Mapping[str, None],
-        code: types.CodeType,
-        found: dict[str, Place],
-    ) -> None:
-        value = namespace.get(name)
-        if isinstance(value, types.ModuleType):
-            self._note_members(value, names, code, found)
-        elif _source(value) in _RANDOM:
-            self._cannot_guard(full_name, code)
-        elif not (isinstance(value, type) and is_library(value.__module__)):
-            found.setdefault(full_name, (namespace, name))
-
-    def _note_members(
-        self, module: types.ModuleType, names: Mapping[str, None], code: types.CodeType, found: dict[str, Place]
-    ) -> None:
-        """The members of a Python module that the code names. Of a library, only the data of some are guarded."""
-        if module in self._modules:  # Python modules may refer to one another
-            return
-        self._modules.add(module)
-        source, members = module.__name__, vars(module)
-        for name in names:
-            if name not in members or name.startswith("__"):
-                continue
-            value = members[name]
-            if isinstance(value, types.ModuleType):
-                if value.__name__ in _RANDOM or not is_library(value.__name__):
-                    self._note_members(value, names, code, found)
-            elif source in _RANDOM and callable(value) and not isinstance(value, type):
-                self._cannot_guard(f"{source}.{name}", code)
-            elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
-                found.setdefault(f"{source}.{name}", (members, name))
-
-    def _cannot_guard(self, what: str, code: types.CodeType) -> None:
-        self.unguarded = self.unguarded or f"{what} in {code.co_name}"
-
-
-def _texts_in(code: types.CodeType) -> tuple[str, ...]:
-    """What may be the name in `globals()["name"]` or in `getattr(module, "name")`."""
-    return tuple(each for each in code.co_consts if type(each) is str)
-
-
-def _names_in(code: types.CodeType) -> dict[str, None]:
-    return dict.fromkeys((*code.co_names, *_texts_in(code)))
+    def _note(self, places: CodePlaces) -> None:
+        self.reads.note(places.found)
+        self.unguarded = self.unguarded or places.unguarded
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:
     """Whether it is a function in C++ of another package than torch. Pybind11 binds it to a record of its own."""
     is_pybinds = type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
     return is_pybinds and str(called.__module__).partition(".")[0] not in TRUSTED
-
-
-def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
-    """The Python module that an import in this namespace refers to; None if it is not there yet."""
-    try:
-        return sys.modules.get(importlib.util.resolve_name("." * level + name, namespace.get("__package__")))
-    except ImportError:  # the import will say so
-        return None
-
-
-def _source(value: Any) -> str | None:
-    """The Python module of the object that a bound method of C code belongs to."""
-    owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
-    return None if owner is None else type(owner).__module__
 
 
 def _is_of_no_account(frame: types.FrameType | None, called: str) -> bool:
@@ -389,8 +312,8 @@ def _is_ours(frame: types.FrameType) -> bool:
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-_PARTS = (reads_data, writes_data, hands_over_work, _texts_in, _names_in, _imported_module)
-_PARTS += (_source, _is_of_no_account, _is_of_compiler, _calls, _is_ours, _is_of_extension)
+_PARTS = (reads_data, writes_data, hands_over_work, _is_of_extension)
+_PARTS += (_is_of_no_account, _is_of_compiler, _calls, _is_ours)
 for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

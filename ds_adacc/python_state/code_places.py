@@ -1,0 +1,96 @@
+"""The places that a function's code reads besides its arguments, as far as the names in it tell."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
+from ds_adacc.python_state.places import Place
+
+# The Python modules whose functions draw random numbers.
+RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
+
+
+class CodePlaces:
+    """What one code reads of globals, of what it imports, and of Python modules that it is given.
+
+    `found`: the places, by a name for messages. `unguarded`: the first source of numbers that no guard can read.
+    """
+
+    def __init__(self, code: types.CodeType) -> None:
+        self.found: dict[str, Place] = {}
+        self.unguarded: str | None = None
+        self._code = code
+        # A text may be the name in `globals()["name"]` or in `getattr(module, "name")`.
+        texts = [each for each in code.co_consts if type(each) is str]
+        self._names = tuple(dict.fromkeys((*code.co_names, *texts)))
+        self._globals = {*global_names(code), *texts}
+        self._met: set[types.ModuleType] = set()
+
+    def add_globals(self, frame: types.FrameType) -> None:
+        """Add what the code names of its globals, and of the Python modules in its closure."""
+        namespace = frame.f_globals
+        for name in self._names:
+            if name in self._globals and name in namespace:
+                self._add_global(namespace, name)
+        for name in self._code.co_freevars:
+            if isinstance(frame.f_locals.get(name), types.ModuleType):
+                self.add_members(frame.f_locals[name])
+
+    def add_imports(self, namespace: Mapping[str, Any]) -> bool:
+        """Add what the code names of the Python modules that it imports itself. False: some are not there yet."""
+        known = [_imported_module(name, level, namespace) for name, level in imports(self._code)]
+        for module in known:
+            if module is not None:
+                self.add_members(module)
+        return None not in known
+
+    def add_members(self, module: types.ModuleType) -> None:
+        """Add the members of a Python module that the code names. Of a library, only the data of some are guarded."""
+        if module in self._met:  # Python modules may refer to one another
+            return
+        self._met.add(module)
+        source, members = module.__name__, vars(module)
+        for name in self._names:
+            if name not in members or name.startswith("__"):
+                continue
+            value = members[name]
+            if isinstance(value, types.ModuleType):
+                if value.__name__ in RANDOM or not is_library(value.__name__):
+                    self.add_members(value)
+            elif source in RANDOM and callable(value) and not isinstance(value, type):
+                self._cannot_guard(f"{source}.{name}")
+            elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
+                self.found.setdefault(f"{source}.{name}", (members, name))
+
+    def _add_global(self, namespace: Mapping[str, Any], name: str) -> None:
+        value, full_name = namespace[name], f"{namespace.get('__name__')}.{name}"
+        if isinstance(value, types.ModuleType):
+            self.add_members(value)
+        elif _source(value) in RANDOM:
+            self._cannot_guard(full_name)
+        elif not (isinstance(value, type) and is_library(value.__module__)):
+            self.found.setdefault(full_name, (namespace, name))
+
+    def _cannot_guard(self, what: str) -> None:
+        self.unguarded = self.unguarded or f"{what} in {self._code.co_name}"
+
+
+def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
+    """The Python module that an import in this namespace refers to; None if it is not there yet."""
+    try:
+        return sys.modules.get(importlib.util.resolve_name("." * level + name, namespace.get("__package__")))
+    except ImportError:  # the import will say so
+        return None
+
+
+def _source(value: Any) -> str | None:
+    """The Python module of the object that a bound method of C code belongs to."""
+    owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
+    return None if owner is None else type(owner).__module__
