@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.schema import is_training_batch_norm, reads_data
+
 OPAQUE = "not a plain operator"  # no ATen operator
 COLLECTIVE = "a collective"  # other ranks take part
 COMPILED = "runs compiled"
@@ -25,14 +27,16 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")  # na
 _COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
 
 
-def refusal_of(func: Any, tainted: bool, writes_to_fresh: bool = False) -> str | None:
-    """Why `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
+def refusal_of(func: Any, args: tuple[Any, ...] = (), writes_to_fresh: bool = False) -> str | None:
+    """Why a call of `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
 
+    `args`: a batch norm that is told there to train computes with the batch's statistics alone.
     `writes_to_fresh`: what it writes to, if it was given any of that, is made anew by every replay (Rule R4).
     """
     if not isinstance(func, torch._ops.OpOverload):
         return OPAQUE
-    return _refusal_of(func, writes_to_fresh) or (TAINTED if tainted else None)
+    refusal = _refusal_of(func, writes_to_fresh)
+    return None if refusal == STATISTICS and is_training_batch_norm(func, args) else refusal
 
 
 @functools.cache
@@ -50,7 +54,3 @@ def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | Non
     if reads_data(func):
         return "reads data into Python"
     return None
-
-
-def reads_data(func: Any) -> bool:
-    return torch.Tag.data_dependent_output in getattr(func, "tags", ())

@@ -11,7 +11,6 @@ import torch
 
 from ds_adacc.program.arguments import Constant, tensors_in
 from ds_adacc.program.recorded_op import RecordedOp
-from ds_adacc.program.refusals import reads_data
 
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 _STATISTICS = frozenset(("running_mean", "running_var"))  # arguments of batch norms
@@ -138,6 +137,11 @@ def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
     if "dtype" not in names or given.get("dtype") is not None or any(True for _ in op.references):
         return op
     return replace(op, kwargs=tuple({**given, "dtype": made.dtype}.items()))
+
+
+def reads_data(func: Any) -> bool:
+    """Whether it gives Python a number of a tensor."""
+    return torch.Tag.data_dependent_output in getattr(func, "tags", ())
 
 
 def reveals_data(func: Any, given: tuple[Any, Any], outputs: Any) -> bool:

@@ -109,7 +109,7 @@ class Draft:
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
         self.record_unseen_writes((args, kwargs))
-        if refusal_of(func, False) in (OPAQUE, COLLECTIVE):
+        if refusal_of(func) in (OPAQUE, COLLECTIVE):
             return (), ()  # never replayed; subgraphs and process groups must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
         return with_constants(func, (self.encode(without_statistics(func, args)), named))
@@ -135,7 +135,7 @@ class Draft:
         rewritten: list[int] = []
         for tensor in ran.written:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
-        if refusal_of(ran.func, False) == STATISTICS:
+        if refusal_of(ran.func) == STATISTICS:
             self.known.accept_changes(ran.given)
             self._statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}

@@ -93,7 +93,7 @@ class Follower(Recorder):
     def _packed(self, tensor: torch.Tensor) -> Any:
         if self.failure is not None:
             self._diverge()
-        with self._noting(), self.aside():
+        with self._noting():
             return self._pack(tensor)
 
     def close(self) -> bool:

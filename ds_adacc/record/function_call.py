@@ -72,7 +72,7 @@ class FunctionCall:
             require_plain(tensor)
         if func in _LIFT:
             self._made.update(map(storage_of, read))
-        refusal = refusal_of(func, False)
+        refusal = refusal_of(func)
         if refusal == COLLECTIVE:
             self.refusal = COLLECTIVE
         elif refusal == OPAQUE and not (self._is_graph and func.namespace in OF_INDUCTOR):

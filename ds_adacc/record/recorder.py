@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,11 @@ from ds_adacc.program.generators import unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, STATISTICS, TAINTED, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
     generator_states,
     has_dynamic_shape,
-    is_training_batch_norm,
     reveals_data,
     written_tensors,
 )
@@ -82,7 +81,7 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self.failure is not None or self._is_aside or in_guards():
+        if not self._records or in_guards():
             return func(*args, **kwargs)
         if self._running is not None:
             result = func(*args, **kwargs)
@@ -117,7 +116,7 @@ class Recorder(TorchDispatchMode):
         if self._running is not None:  # the Function's outputs are not known yet
             self._running.packed.append((alias, self.draft.draws.states()))
         elif self.failure is None:
-            with self._noting(), self.aside():
+            with self._noting():
                 self._note_casts(tensor)
                 self.draft.save(alias, self.draft.draws.states())
         return alias
@@ -130,14 +129,14 @@ class Recorder(TorchDispatchMode):
 
     def note_write(self, tensor: torch.Tensor) -> None:
         """Note that Python writes to a tensor element by element, of which the dispatcher is not told (Rule R19)."""
-        if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
-            with self._noting(), self.aside():
+        if self._records and not self._is_inside:
+            with self._noting():
                 self.draft.record_write(tensor)
 
     def note_address(self, tensor: torch.Tensor | None) -> None:
         """Note that code is about to get the address of a tensor (None: of any), to which it may write (Rule R19)."""
-        if self._running is None and self._python_reads is None and self.failure is None and not self._is_aside:
-            with self._noting(), self.aside():
+        if self._records and not self._is_inside:
+            with self._noting():
                 self.draft.known.watch_for_writes(tensor)
 
     def note_collective(self) -> None:
@@ -157,7 +156,7 @@ class Recorder(TorchDispatchMode):
 
     def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
         """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule R15)."""
-        if self.failure is not None or self._is_aside:
+        if not self._records:
             return False
         if is_graph(cls):
             self.draft.note_graph()
@@ -170,7 +169,7 @@ class Recorder(TorchDispatchMode):
             if reason:
                 self.draft.remark(f"{cls.__name__}: {reason}, so its operators are recorded one by one")
             return False
-        with self._noting(), self.aside(), torch.no_grad():
+        with self._noting(), torch.no_grad():
             self._has_collective = False
             self._note_casts(args)
             self.draft.record_unseen_writes(args)
@@ -182,12 +181,7 @@ class Recorder(TorchDispatchMode):
 
     def function_is_hidden(self, cls: type[torch.autograd.Function]) -> None:
         """An `autograd.Function` is applied that cannot be followed: what it writes by address would not be noticed."""
-        if (
-            self.failure is None
-            and not self._is_aside
-            and self._python_reads is None
-            and not self.draft.note_compiled()
-        ):
+        if self._records and not self._is_inside and not self.draft.note_compiled():
             self.failure = (
                 f"{cls.__name__}.apply is called by C code (as by map or functools.partial), or its forward or "
                 f"setup_context is no Python function. Call it in Python, as in lambda x: {cls.__name__}.apply(x)"
@@ -199,7 +193,7 @@ class Recorder(TorchDispatchMode):
         assert running is not None
         if self.failure is not None:
             return
-        with self._noting(), self.aside(), torch.no_grad():
+        with self._noting(), torch.no_grad():
             results = as_tuple(result)
             written = running.finish(results)
             if raised:
@@ -236,6 +230,16 @@ class Recorder(TorchDispatchMode):
 
     # -- bookkeeping
 
+    @property
+    def _records(self) -> bool:
+        """Whether what runs now is the block's, and is written down."""
+        return self.failure is None and not self._is_aside
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether it runs within a Function, or within an operator's kernel: it is a part of that."""
+        return self._running is not None or self._python_reads is not None
+
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
         try:
@@ -250,12 +254,7 @@ class Recorder(TorchDispatchMode):
         """A call of the dispatcher's. `reads`: what its kernel has read of Python."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
-        refusal = refusal_of(func, self.draft.is_tainted, not written or bool(self.draft.bases(written)))
-        if refusal == STATISTICS and is_training_batch_norm(func, given[0]):  # Rule R6
-            refusal = TAINTED if self.draft.is_tainted else None
-        if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(given)):
-            refusal = refusal or CONJUGATE
-        refusal = COMPILED if self.draft.note_compiled() else COLLECTIVE if self._has_collective else refusal
+        refusal = self._refusal(func, given, written)
         changed = None if reads is None else reads.changed()
         if changed is not None:
             refusal = refusal or f"it keeps state: {changed} changes"
@@ -278,6 +277,19 @@ class Recorder(TorchDispatchMode):
             python_reads=reads,
         )
 
+    def _refusal(self, func: Any, given: tuple[Any, Any], written: Sequence[torch.Tensor]) -> str | None:
+        """Why a call of the dispatcher's must not be replayed; verifying finds the rest."""
+        if self.draft.note_compiled():
+            return COMPILED
+        if self._has_collective:
+            return COLLECTIVE
+        refusal = refusal_of(func, given[0], not written or bool(self.draft.bases(written)))
+        if refusal is None and self.draft.is_tainted:
+            return TAINTED
+        if refusal is None and any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(given)):
+            return CONJUGATE
+        return refusal
+
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
         for each in self._casts.read(given, self.draft.known):
@@ -292,7 +304,7 @@ class Recorder(TorchDispatchMode):
         op, known = self.draft.note(ran), self.draft.known
         if op is None or not op.replayable:
             return op
-        with self.aside(), unmoved(generators_in(ran.given)):
+        with unmoved(generators_in(ran.given)):
             reason = difference(op, known.tensors, known.parameters)
         if reason is not None:
             self.draft.refuse_last(reason)
@@ -302,10 +314,11 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """The recorder's own work: no Python call of it is watched, and from a call that it cannot record it stops."""
+        """The recorder's own work: nothing of it is noted, and from a call that it cannot record it stops."""
         self.watch.pause()
         try:
-            yield
+            with self.aside():
+                yield
         except Unrecordable as reason:
             self.failure = str(reason)
         finally:
