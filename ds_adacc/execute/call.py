@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.course import Instruction
-from ds_adacc.execute.holders import Recomputed, Replay
+from ds_adacc.execute.holders import Recomputed, Replay, Retained
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.dispatch_modes import modes_now
 from ds_adacc.program.geometry import Geometry, span
@@ -100,14 +100,14 @@ class Call:
             slot = None
         elif instruction.value is not None:
             slot = self._save(instruction, tensor)
-            if instruction.copy and slot is not None:
-                slot = CopyingSlot(slot)
         else:
             parameter = self.bound.recording.parameters[instruction.parameter]
             is_it = tensor.data_ptr() == parameter.data_ptr() + instruction.start
             slot = ParameterSlot(parameter, instruction.view) if is_it else None
         if slot is None or (instruction.states and not self._note_states(instruction.states)):
             return self._diverging(tensor)
+        if instruction.copy:
+            slot = CopyingSlot(slot)
         for index in instruction.release:
             self.holders[index].release()  # Rule E4: all its sources are saved now
         if self._offloads is not None and number == self.bound.course.last and instruction.dtype is not None:
@@ -166,24 +166,24 @@ class Call:
 
     def _save(self, instruction: Instruction, tensor: torch.Tensor) -> Slot | None:
         """A slot for a tensor that looks as recorded; None if it is not (a part of) the value all the same."""
-        value = instruction.value
+        value, first = instruction.value, instruction.first
         holder = self.holders[value]
-        if instruction.root is None:
+        if first is None:
             address, storage = self._seen[value]
             if tensor.data_ptr() != address + instruction.start or (storage is not None and storage.expired()):
                 return None
             return holder if instruction.view is None else ValueSlot(holder, instruction.view)
-        if instruction.is_part and not instruction.fits(tensor):
+        if first.is_part and not first.fits(tensor):
             return None
-        if instruction.again:  # the storage too: freed in between, its address may belong to another tensor
-            weak = None if instruction.keeps else StorageWeakRef(tensor.untyped_storage())
+        if first.again:  # the storage too: freed in between, its address may belong to another tensor
+            weak = None if type(holder) is Retained else StorageWeakRef(tensor.untyped_storage())
             self._seen[value] = tensor.data_ptr() - instruction.start, weak
-        if instruction.fill or instruction.hold:
-            if instruction.detaches:
+        if first.fill or first.hold:
+            if first.detaches:
                 tensor = tensor.detach()  # it may be part of the autograd graph
-            if instruction.taken is not None:
-                tensor = instruction.taken.view(tensor)
-            (holder.fill if instruction.fill else holder.hold)(tensor)
+            if first.taken is not None:
+                tensor = first.taken.view(tensor)
+            (holder.fill if first.fill else holder.hold)(tensor)
         return holder if instruction.view is None else ValueSlot(holder, instruction.view)
 
     def _discarded(self, instruction: Instruction, tensor: torch.Tensor) -> Slot:
@@ -191,9 +191,8 @@ class Call:
 
         As the recording tells which parameter it is (part of), no other is looked at.
         """
-        if instruction.parameter is None:
-            return CopyingSlot(keep(tensor)) if instruction.copy else keep(tensor)
-        return self._keep(tensor, [self.bound.recording.parameters[instruction.parameter]])
+        parameters = () if instruction.parameter is None else (self.bound.recording.parameters[instruction.parameter],)
+        return self._keep(tensor, parameters)
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self.diverge()

@@ -9,11 +9,35 @@ from dataclasses import dataclass
 import torch
 
 from ds_adacc.execute.copied import copied
-from ds_adacc.planner import RETAIN, Policy, Segment, is_codec
+from ds_adacc.planner import Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recorded_op import Draw
 from ds_adacc.program.recording import RecordedValue, Recording
+
+
+@dataclass(frozen=True, slots=True)
+class FirstSave:
+    """What the pack hook does besides where a call meets a value first, in a tensor that is (a part of) it.
+
+    `root`: the value's own geometry seen from the tensor. `is_part`: the value reaches beyond the tensor. `again`: the
+    value is saved at other positions too. `fill`: the holder is filled here. `hold`: the value will be rebuilt or
+    compressed, but must be kept for now. `taken`: the geometry of what the holder is given, seen from the tensor; None:
+    the tensor itself. `detaches`: the holder may keep that, so that must not be part of the autograd graph.
+    """
+
+    root: Geometry
+    is_part: bool
+    again: bool
+    fill: bool
+    hold: bool
+    taken: Geometry | None
+    detaches: bool
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
+        start = tensor.storage_offset() * tensor.element_size() + self.root.start
+        return start >= 0 and start + self.root.span <= tensor.untyped_storage().nbytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +47,13 @@ class Instruction:
     `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
     `size`, `stride`, `dtype`: what the tensor must look like (Rule E3).
     `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
-    in bytes from the first byte there. `root`: the value's own geometry seen from the tensor, at its first position
-    only. `is_part`: at that position, the value reaches beyond the tensor.
+    in bytes from the first byte there. `first`: what is done besides if the call has not met the value yet.
     `states`: the random generators whose states are noted here, each with the value that holds its state.
-    `again`: this is the first of several positions of the value. `fill`: the holder is filled here. `taken`: the
-    geometry of what it is given, seen from the tensor; None: the tensor itself. `keeps`: the holder keeps that, so the
-    storage lives as long as the call. `detaches`: it may keep that, so that must not be part of the autograd graph.
-    `hold`: the value will be rebuilt or compressed, but must be kept for now; `release`: the values to be rebuilt that
-    need not be kept any longer, since all their sources are saved (Rule E4). `copy`: backward gets a copy of it
-    (`copied.py`). `discarded`: the block discards the output for which this is saved, so it is only retained.
+    `release`: the values to be rebuilt that need not be kept any longer, since all their sources are saved (Rule E4).
+    `copy`: backward gets a copy of the tensor (`copied.py`). `discarded`: the block discards the output for which this
+    is saved, so it is only retained.
+
+    One class for all positions: the hook reads fields of one class faster than those of several.
     """
 
     value: int | None = None
@@ -40,24 +62,12 @@ class Instruction:
     stride: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
     view: Geometry | None = None
-    root: Geometry | None = None
     start: int = 0
-    is_part: bool = False
-    again: bool = False
-    fill: bool = False
-    taken: Geometry | None = None
-    keeps: bool = False
-    detaches: bool = False
-    hold: bool = False
+    first: FirstSave | None = None
     release: tuple[int, ...] = ()
     states: tuple[tuple[int, torch.Generator], ...] = ()
     copy: bool = False
     discarded: bool = False
-
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
-        first = tensor.storage_offset() * tensor.element_size() - self.start
-        return first >= 0 and first + self.root.span <= tensor.untyped_storage().nbytes()
 
 
 @dataclass(frozen=True)
@@ -200,24 +210,28 @@ class _Maker:
         look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
         if isinstance(ref, ParameterRef):
             return Instruction(parameter=ref.index, **look, view=seen, **always)
-        value, store = self._recording.values[ref.index], self._stores[ref.index]
+        value = self._recording.values[ref.index]
         is_first = self._first[ref.index] == number and not value.is_given
-        hold = is_first and self._ready.get(ref.index, -1) > number
-        fill = is_first and store is not None and not hold
-        root = value.geometry.seen_from(seen)
         return Instruction(
             value=ref.index,
             **look,
             view=None if seen == value.geometry else seen,
-            root=root if is_first else None,
-            is_part=is_first and (root.start < 0 or root.start + root.span > seen.span),
-            again=is_first and self._last[ref.index] > number,
-            fill=fill,
-            taken=self._taken(value, seen) if fill or hold else None,
-            keeps=fill and store == RETAIN,
-            detaches=hold or (fill and not is_codec(store)),
-            hold=hold,
+            first=self._first_save(value, seen, number) if is_first else None,
             **always,
+        )
+
+    def _first_save(self, value: RecordedValue, seen: Geometry, number: int) -> FirstSave:
+        store, root = self._stores[value.index], value.geometry.seen_from(seen)
+        hold = self._ready.get(value.index, -1) > number
+        fill = store is not None and not hold
+        return FirstSave(
+            root=root,
+            is_part=root.start < 0 or root.start + root.span > seen.span,
+            again=self._last[value.index] > number,
+            fill=fill,
+            hold=hold,
+            taken=self._taken(value, seen) if fill or hold else None,
+            detaches=hold or (fill and not is_codec(store)),
         )
 
     def _taken(self, value: RecordedValue, seen: Geometry) -> Geometry | None:

@@ -30,8 +30,8 @@ def tracking_outliers(
         slot = call.pack(tensor)
         # The call knows by now whether this is the tensor that the plan expects. Another may be smaller.
         is_expected = instruction is not None and not call.diverged
-        if is_expected and instruction.root is not None and instruction.value in tracked:
-            look(instruction.value, instruction.root.view(tensor.detach()))
+        if is_expected and instruction.first is not None and instruction.value in tracked:
+            look(instruction.value, instruction.first.root.view(tensor.detach()))
         return slot
 
     for index, _ in call.bound.course.inputs:
