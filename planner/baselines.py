@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.peak import Simulations, peak_bytes
@@ -34,6 +34,12 @@ def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:
 def retain_policy(profile: Profile) -> Policy:
     """Keep every saved value that can be stored ("Baseline" in the paper, section 4.1)."""
     return cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
+
+
+def free_of_cost(problem: Problem, budget: int) -> Solution | None:
+    """The solution that retains all, if that fits and adds no time: no search finds a better one."""
+    plain = everywhere(retain_policy, problem)
+    return replace(plain, proven_optimal=True) if plain.added_seconds == 0 and plain.peak <= budget else None
 
 
 def peak_without(problem: Problem, known: Simulations | None = None) -> int:

@@ -49,7 +49,9 @@ class _Run:
         self._blocks = blocks
         runs = [(point, simulate(scaled, point.policy)) for point in points]
         runs.sort(key=lambda pair: pair[1].transient, reverse=True)
-        self.choices = [self._choice(model, point, run) for point, run in runs]
+        self.choices = [
+            _Choice(point, run, model.add_var(var_type=mip.INTEGER, ub=self._blocks)) for point, run in runs
+        ]
         model += mip.xsum(choice.blocks for choice in self.choices) == blocks
 
     def held(self, upto: int | None = None) -> mip.LinExpr:
@@ -86,9 +88,6 @@ class _Run:
             choice.taken = model.add_var(var_type=mip.BINARY)
             model += choice.blocks <= self._blocks * choice.taken
         return choice.taken
-
-    def _choice(self, model: mip.Model, point: Point, run: Simulation) -> _Choice:
-        return _Choice(point, run, model.add_var(var_type=mip.INTEGER, ub=self._blocks))
 
 
 def _without_carried(block_type: BlockType) -> BlockType:
@@ -190,9 +189,12 @@ class PerBlockModel:
         for block in self._last:
             others = mip.xsum(run.held() for run in self._runs)
             block.watch(others + self._fetch, mip.xsum([self._peak]))
-        self._rows = list(self._in_order()) if self._problem.order else []
-        if not self._problem.order:
-            self._bound_in_any_order()
+        if self._problem.order:
+            self._rows = list(self._in_order())
+            return
+        self._rows = []
+        for run in self._runs:
+            self._model += self._held() + run.transient(self._model) + self._fetch <= self._peak
 
     def _in_order(self) -> Iterator[Row]:
         self._model += self._held() + self._fetch <= self._peak
@@ -200,10 +202,6 @@ class PerBlockModel:
             before = mip.xsum(earlier.held() for earlier in self._runs[:number])
             for place, choice in enumerate(run.choices, 1):
                 yield run, before + run.held(place), choice
-
-    def _bound_in_any_order(self) -> None:
-        for run in self._runs:
-            self._model += self._held() + run.transient(self._model) + self._fetch <= self._peak
 
     def _reserve_fetch(self) -> None:
         """Reserve room for what comes back from the host while another block's backward runs."""

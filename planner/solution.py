@@ -66,6 +66,12 @@ def check_request(budget: int, max_seconds: float) -> None:
         raise ValueError(f"max_seconds is {max_seconds!r}; it must be finite and positive")
 
 
+def require_within(solution: Solution, budget: int) -> None:
+    """RuntimeError if a solution of the integer program takes more than the budget that it was given."""
+    if solution.peak > budget:
+        raise RuntimeError(f"the policies take {solution.peak} bytes of a budget of {budget}: a bug in the planner")
+
+
 def evaluate_uniform(problem: Problem, policies: Sequence[Policy], known: Simulations | None = None) -> Solution:
     """As `evaluate_per_block`, with one policy for all blocks of a block type."""
     pairs = zip(problem.block_types, policies, strict=True)

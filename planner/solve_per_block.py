@@ -16,18 +16,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from ds_adacc.planner.baselines import everywhere, retain_policy
+from ds_adacc.planner.baselines import free_of_cost
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.milp_per_block import PerBlockModel
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
-from ds_adacc.planner.profile import on_device
 from ds_adacc.planner.solution import (
     InfeasibleBudget,
     NoSolutionInTime,
     Solution,
     check_request,
     evaluate_per_block,
+    require_within,
 )
 from ds_adacc.planner.solve_uniform import EXACT_VALUES, least_peak, solve_uniform
 from ds_adacc.planner.without_solver import without_solver
@@ -42,9 +42,9 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     NoSolutionInTime if none were found, and whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
-    plain = everywhere(retain_policy, problem)
-    if plain.added_seconds == 0 and plain.peak <= budget:
-        return replace(plain, proven_optimal=True)
+    free = free_of_cost(problem, budget)
+    if free is not None:
+        return free
     return _without_needless_copies(problem, budget, _Search(problem, budget, max_seconds).solution())
 
 
@@ -148,10 +148,7 @@ class _Search:
     def _checked(self, model: PerBlockModel, optimal: bool) -> Solution:
         """The model's solution, which is `optimal` among the points of the frontiers."""
         solution = evaluate_per_block(self._problem, model.policies())
-        if solution.peak > self._budget:
-            raise RuntimeError(
-                f"the policies take {solution.peak} bytes of a budget of {self._budget}: a bug in the planner"
-            )
+        require_within(solution, self._budget)
         return replace(solution, proven_optimal=optimal and self._are_whole)
 
     @property
@@ -189,7 +186,7 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
         return solution
     policies = [list(of_type) for of_type in solution.policies]
     of_last = policies[problem.runs[-1][0]]
-    of_last[-1] = Policy(tuple(map(on_device, of_last[-1].stores)))
+    of_last[-1] = of_last[-1].on_device
     found = evaluate_per_block(problem, policies)
     if found.peak > budget or found.added_seconds > solution.added_seconds:
         return solution

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import mip
 
-from ds_adacc.planner.baselines import everywhere, retain_policy
+from ds_adacc.planner.baselines import free_of_cost
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
 from ds_adacc.planner.milp_choices import in_quanta
@@ -21,6 +21,7 @@ from ds_adacc.planner.solution import (
     Solution,
     check_request,
     evaluate_uniform,
+    require_within,
 )
 from ds_adacc.planner.without_solver import leanest
 
@@ -40,9 +41,9 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     would do), NoSolutionInTime if the search found none, ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
-    plain = everywhere(retain_policy, problem)
-    if plain.added_seconds == 0 and plain.peak <= budget:
-        return replace(plain, proven_optimal=True)
+    free = free_of_cost(problem, budget)
+    if free is not None:
+        return free
     program = UniformModel(problem)
     known = [solution for solution in [greedy(problem, budget)] if solution.peak <= budget]
     for solution in known:
@@ -51,10 +52,7 @@ def solve_uniform(problem: Problem, budget: int, *, max_seconds: float) -> Solut
     if optimal is None:
         return _smallest(problem, budget, max_seconds)
     solution = evaluate_uniform(problem, program.policies())
-    if solution.peak > budget:
-        raise RuntimeError(
-            f"the policies found take {solution.peak} bytes of a budget of {budget}: a bug in the planner"
-        )
+    require_within(solution, budget)
     # where a gap to the optimum is allowed, greedy's policies may be quicker
     best = min([solution, *known], key=lambda found: in_quanta(found.added_seconds))
     return replace(best, proven_optimal=optimal)

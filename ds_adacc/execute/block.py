@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,7 +106,13 @@ class Block:
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""
-        self._variants = [(s, variant) for s, variant in self._variants if variant.digest not in digests]
+        self._drop(lambda variant: variant.digest in digests)
+
+    def _drop(self, is_dropped: Callable[[Variant], bool]) -> bool:
+        """Drop these variants. Returns whether there were any."""
+        before = len(self._variants)
+        self._variants = [(signature, each) for signature, each in self._variants if not is_dropped(each)]
+        return len(self._variants) < before
 
     @property
     def keeps_changing_graphs(self) -> bool:
@@ -118,14 +124,12 @@ class Block:
 
         The other ones take their place in calls of other sizes too, so the next call of each is recorded.
         """
-        kept = [
-            (signature, other)
-            for signature, other in self._variants
-            if other is not variant
-            and not (other.recording is not None and any(run.cls in outdated for run in other.recording.graphs))
-        ]
-        if len(kept) < len(self._variants):
-            self._variants = kept
+
+        def is_outdated(other: Variant) -> bool:
+            graphs = () if other.recording is None else other.recording.graphs
+            return other is variant or any(run.cls in outdated for run in graphs)
+
+        if self._drop(is_outdated):
             self.other_graphs, self._undisturbed = self.other_graphs + 1, 0
 
     def note_known_graphs(self) -> None:
@@ -136,7 +140,7 @@ class Block:
 
     def note_mispredicted(self, variant: Variant) -> None:
         """Forget this variant, which has run another program than was predicted. It is not predicted so again."""
-        self._variants = [(signature, other) for signature, other in self._variants if other is not variant]
+        self._drop(lambda other: other is variant)
         if len(self.mispredicted) >= _MOST_MISPREDICTED:
             self.mispredicted.clear()
         self.mispredicted.add(variant.digest)

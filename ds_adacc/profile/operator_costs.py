@@ -17,7 +17,7 @@ from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.registration import computes_only
-from ds_adacc.program.replay import replay, run, view_of
+from ds_adacc.program.replay import live, replay, run
 from ds_adacc.program.slots import copy_of
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -43,7 +43,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
     costs, rebuilt = [OperatorCost()] * len(recording.ops), set[int]()
     for index in sorted(rebuildable):
         op = recording.ops[index]
-        inputs = tensors.inputs(op.needs)
+        inputs = {need: tensors[need] for need in op.needs}
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
         if op in recording.graph_ops:
@@ -179,9 +179,11 @@ def _apart(
 
     def leaf(ref: ValueRef | ParameterRef) -> torch.Tensor:
         if ref not in leaves:
-            is_value = isinstance(ref, ValueRef)
-            required = ref.index in gradients.required if is_value else parameters[ref.index].requires_grad
-            tensor = view_of(ref, inputs.__getitem__, parameters).detach()
+            if isinstance(ref, ValueRef):
+                root, required = inputs[ref.index], ref.index in gradients.required
+            else:
+                root, required = live(parameters[ref.index]), parameters[ref.index].requires_grad
+            tensor = ref.geometry.view(root).detach()
             # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
             tensor = tensor.clone() if op.is_function else tensor
             leaves[ref] = tensor.requires_grad_(required)

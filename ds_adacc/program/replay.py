@@ -21,7 +21,7 @@ def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Inde
     Rule R11: the recorded operators lie below autograd and autocast, so both are off here.
     """
 
-    def tensor_of(ref: ValueRef | ParameterRef) -> torch.Tensor:  # as `view_of`, in one call: it runs most often
+    def tensor_of(ref: ValueRef | ParameterRef) -> torch.Tensor:
         return ref.geometry.view(root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index]))
 
     if not torch.is_grad_enabled():  # as in most backwards; a context would take longer than a short kernel
@@ -62,12 +62,6 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
                 ambience.enter_context(drawing_again(op.draw.generator, *states))
             result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)
-
-
-def view_of(ref: ValueRef | ParameterRef, root: Callable[[int], torch.Tensor], parameters: Indexed) -> torch.Tensor:
-    """The tensor that `ref` stands for: a view of its root, or of the live parameter."""
-    origin = root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index])
-    return ref.geometry.view(origin)
 
 
 def live(parameter: torch.Tensor) -> torch.Tensor:

@@ -106,10 +106,6 @@ class RecordedTensors:
         inputs = {need: self[need] for need in op.needs}
         return replay(op, inputs.__getitem__, self._parameters)[op.outputs.index(index)]
 
-    def inputs(self, needs: Iterable[int]) -> dict[int, torch.Tensor]:
-        """The tensors of these values, to be used several times."""
-        return {index: self[index] for index in needs}
-
 
 def _entry(tensor: torch.Tensor) -> _Entry:
     start, stop = span(tensor)

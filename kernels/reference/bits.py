@@ -80,17 +80,13 @@ def patterns(x: Tensor) -> Tensor:
     return x.view(-1).view(_PATTERN[x.dtype.itemsize])
 
 
-def extremes(x: Tensor) -> Tensor:
-    """Return the least and the greatest bit pattern of `x`, (2,); zeros if it is empty."""
-    flat = patterns(x)
-    return torch.stack([flat.amin(), flat.amax()]) if flat.numel() else flat.new_zeros(2)
-
-
 def is_two_valued(x: Tensor) -> bool:
     """Return whether a contiguous tensor has at most two values (as bit patterns). Waits for the device."""
-    low, high = extremes(x)
-    parts = patterns(x).split(CHUNK)
-    return all(bool(((part == low) | (part == high)).all()) for part in parts)
+    flat = patterns(x)
+    if not flat.numel():
+        return True
+    low, high = flat.amin(), flat.amax()
+    return all(bool(((part == low) | (part == high)).all()) for part in flat.split(CHUNK))
 
 
 def pack_bits(flags: Tensor, out: Tensor) -> None:
