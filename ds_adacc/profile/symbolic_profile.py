@@ -38,41 +38,65 @@ class SymbolicProfile:
             return self._measured[sizes]
         if len(self._measured) < 2:
             return None
-        (one, other), graph = self._measured.values(), block_graph(recording)
-        known = Variables([measured.lengths for measured in self._measured])
-        values = known.values_at(sizes.lengths)
+        known, (one, other) = Variables([each.lengths for each in self._measured]), self._measured.values()
+        between = _Between(one, other, block_graph(recording), known.seen, known.values_at(sizes.lengths))
+        channels = zip(*self._channels, _channels(recording), strict=True)
+        return between.profile([len(set(at_each)) == 1 for at_each in channels])
 
-        def line(followed: Collection[int]) -> _Line:
-            """How numbers follow the bytes of these values."""
-            at = [sum(each.values[v].nbytes for v in followed) for each in (one.graph, other.graph, graph)]
-            return _Line(at[:2], at[2], known.seen, values)
 
-        everything = line(range(len(graph.values)))
-        own = [line({*op.inputs, *op.outputs}) for op in graph.ops]
+@dataclass(frozen=True)
+class _Between:
+    """Makes the profile of `graph` from `one` and the `other`, which were measured at two sizes.
+
+    `variables` and `values`: as of `_Line`.
+    """
+
+    one: planner.Profile
+    other: planner.Profile
+    graph: planner.BlockGraph
+    variables: Sequence[Sequence[int]]
+    values: Sequence[int] | None
+
+    def profile(self, has_same_channels: Sequence[bool]) -> planner.Profile:
+        """`has_same_channels`: of each value, whether it has the same channels at all sizes."""
+        own = [self._line({*op.inputs, *op.outputs}) for op in self.graph.ops]
+        everything = self._line(range(len(self.graph.values)))
+        overlap = zip(self.one.overlap_seconds, self.other.overlap_seconds, strict=True)
+        return planner.Profile(
+            graph=self._sized_graph(own, everything),
+            op_seconds=tuple(map(_Line.at, own, zip(self.one.op_seconds, self.other.op_seconds, strict=True))),
+            codecs=tuple(self._offers(value, is_same) for value, is_same in enumerate(has_same_channels)),
+            overlap_seconds=tuple(map(everything.at, overlap)),
+            noise=max(self.one.noise, self.other.noise),
+        )
+
+    def _line(self, followed: Collection[int]) -> _Line:
+        """How numbers follow the bytes of these values."""
+        graphs = self.one.graph, self.other.graph, self.graph
+        *measured, wanted = (sum(graph.values[v].nbytes for v in followed) for graph in graphs)
+        return _Line(measured, wanted, self.variables, self.values)
+
+    def _sized_graph(self, own: Sequence[_Line], everything: _Line) -> planner.BlockGraph:
+        """The graph with the bytes that were measured. `own`: how those of each operator follow its values."""
+        one, other = self.one.graph, self.other.graph
         ops = tuple(
             replace(op, workspace_bytes=along.whole((a.workspace_bytes, b.workspace_bytes)))
-            for op, along, a, b in zip(graph.ops, own, one.graph.ops, other.graph.ops, strict=True)
+            for op, along, a, b in zip(self.graph.ops, own, one.ops, other.ops, strict=True)
         )
         events = []
-        for event, *each in zip(graph.events, one.graph.events, other.graph.events, strict=True):
+        for event, *each in zip(self.graph.events, one.events, other.events, strict=True):
             nbytes = ((e.gradient_bytes, e.made_bytes, e.late_bytes) for e in each)
             events.append(event.sized(*map(everything.whole, zip(*nbytes, strict=True))))
-        overhead = everything.whole((one.graph.forward_overhead, other.graph.forward_overhead))
-        codecs = []
-        for v, at_each in enumerate(zip(*self._channels, _channels(recording), strict=True)):
-            of_other = {cost.codec: cost for cost in other.codecs[v]}
-            both = [(cost, of_other[cost.codec]) for cost in one.codecs[v] if cost.codec in of_other]
-            if len(set(at_each)) > 1:
-                both = [pair for pair in both if not separates_outliers(pair[0].codec)]
-            codecs.append(tuple(_offer(*pair, line([v])) for pair in both))
-        overlap = zip(one.overlap_seconds, other.overlap_seconds, strict=True)
-        return planner.Profile(
-            graph=replace(graph, ops=ops, events=tuple(events), forward_overhead=overhead),
-            op_seconds=tuple(map(_Line.at, own, zip(one.op_seconds, other.op_seconds, strict=True))),
-            codecs=tuple(codecs),
-            overlap_seconds=tuple(map(everything.at, overlap)),
-            noise=max(one.noise, other.noise),
-        )
+        overhead = everything.whole((one.forward_overhead, other.forward_overhead))
+        return replace(self.graph, ops=ops, events=tuple(events), forward_overhead=overhead)
+
+    def _offers(self, value: int, has_same_channels: bool) -> tuple[planner.CodecCost, ...]:
+        """What both profiles offer for a value."""
+        of_other = {cost.codec: cost for cost in self.other.codecs[value]}
+        both = [cost for cost in self.one.codecs[value] if cost.codec in of_other]
+        if not has_same_channels:
+            both = [cost for cost in both if not separates_outliers(cost.codec)]
+        return tuple(_offer(cost, of_other[cost.codec], self._line([value])) for cost in both)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ The files, in the order in which a call meets them:
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
 * `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
   an operator.
+* `kept`: what the program itself keeps of a call, which no plan frees.
 * `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
   `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.

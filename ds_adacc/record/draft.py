@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
 
 import torch
 
-from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.parameters import Parameters
@@ -26,13 +25,11 @@ from ds_adacc.program.refusals import (
     refusal_of,
 )
 from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_constants, with_dtype, without_statistics
-from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import line_of_block
-from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.known import Known, require_plain
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.verify import unsure
@@ -124,11 +121,8 @@ class Draft:
 
     def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
-        index = len(self._ops)
         bases = self.bases(ran.written)
-        draw, unknown = self.draws.of(ran.given, ran.states)
-        refusal, (written, makers) = ran.refusal or unknown, (tuple(bases), tuple(bases.values()))
-        op = RecordedOp(index, ran.func, ran.args, ran.kwargs, (), refusal, draw, makers, written, ran.python_reads)
+        op = self._operator(ran, bases)
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
@@ -144,20 +138,35 @@ class Draft:
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
-        if op.refusal == UNINITIALISED and not dynamic:  # else the digest would have a size that data decides
-            op = by_look(op, ran.outputs[0])
-        op = with_dtype(op, ran.outputs[0])
-        if dynamic and op.refusal in (None, UNINITIALISED):
-            op = replace(op, refusal="its shape depends on data")
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         self._fresh = True
+        op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
+        if op.draw is not None:
+            self.draws.add(op)
+        return op
+
+    def _operator(self, ran: ExecutedCall, bases: Mapping[int, RecordedOp]) -> RecordedOp:
+        """The operator of a call, as far as it is known without its outputs."""
+        draw, unknown = self.draws.of(ran.given, ran.states)
+        return RecordedOp(
+            index=len(self._ops),
+            func=ran.func,
+            args=ran.args,
+            kwargs=ran.kwargs,
+            outputs=(),
+            refusal=ran.refusal or unknown,
+            draw=draw,
+            bases=tuple(bases.values()),
+            written=tuple(bases),
+            python_reads=ran.python_reads,
+        )
+
+    def _append(self, op: RecordedOp) -> RecordedOp:
         self.labels.note()
-        self._ops.append(replace(op, outputs=(*made, *rewritten)))
-        if draw is not None:
-            self.draws.add(self._ops[-1])
-        return self._ops[-1]
+        self._ops.append(op)
+        return op
 
     def refuse_last(self, reason: str) -> None:
         """The last operator is not replayed."""
@@ -200,39 +209,6 @@ class Draft:
             if producer is not None and self._ops[producer].replayable and self._ops[producer].draw is None:
                 self.known.tensors.release([index])
 
-    def note_attributes(self, running: FunctionCall, context: Any) -> None:
-        """Note what the context of a Function holds, which backward will get: no hook is told of that."""
-        held = {}
-        for tensor in tensors_in(vars(context)):
-            if not isinstance(self.known.find(tensor), ParameterRef):
-                held[storage_of(tensor)] = tensor.untyped_storage().nbytes()
-                self.known.pin(tensor)
-        if held:
-            size = planner.human_bytes(sum(held.values()))
-            self.remark(f"{running.cls.__name__}: keeps {size} in attributes of ctx until backward; no plan frees them")
-
-    def note_kept(self, arguments: Iterable[Any]) -> None:
-        """Note what the arguments keep of what the block has made, as a cache of keys and values does."""
-        for each in arguments:
-            tensors: list[torch.Tensor] = []
-            if isinstance(each, tuple | list | dict):
-                items = tuple(each.values()) if isinstance(each, dict) else each
-                self.note_kept(items)
-                tensors += (item for item in items if isinstance(item, torch.Tensor))
-            elif not isinstance(each, torch.Tensor):
-                snapshot(each, tensors)
-            kept = {
-                storage_of(tensor): tensor.untyped_storage().nbytes()
-                for tensor in tensors
-                if any(self.known.values[index].producer is not None for index in self.known.in_storage(tensor))
-            }
-            if kept:
-                size = planner.human_bytes(sum(kept.values()))
-                self.remark(
-                    f"{type(each).__name__}: this argument keeps {size} that a call has made. No plan frees them as "
-                    "long as it lives. If it is a cache of keys and values, set use_cache=False"
-                )
-
     def remark(self, remark: str) -> None:
         """A line for the plan's table; an empty one is left out."""
         if remark:
@@ -271,9 +247,7 @@ class Draft:
         """Add an operator for a write to this tensor of which the dispatcher does not tell."""
         self._refer(tensor)  # nobody may have met it yet
         op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
-        rewritten = self.known.overwritten(tensor, op, 0)
-        self.labels.note()
-        self._ops.append(replace(op, outputs=tuple(rewritten)))
+        self._append(replace(op, outputs=tuple(self.known.overwritten(tensor, op, 0))))
         self._fresh = True
 
     def note_graph(self) -> None:
@@ -328,8 +302,14 @@ class Draft:
 
     def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
-        index = len(self._ops)
-        op = RecordedOp(index, KERNEL, (), (), (len(self.known.values),), COMPILED)
-        self.labels.note()
-        self._ops.append(op)
+        op = self._append(RecordedOp(len(self._ops), KERNEL, (), (), (len(self.known.values),), COMPILED))
         return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
+
+
+def _settled(op: RecordedOp, made: Any, dynamic: bool) -> RecordedOp:
+    """The operator with what its first output tells. `dynamic`: data decides the shapes of its outputs."""
+    if op.refusal == UNINITIALISED and not dynamic:  # else the digest would have a size that data decides
+        op = by_look(op, made)
+    op = with_dtype(op, made)
+    is_otherwise_fine = op.refusal in (None, UNINITIALISED)
+    return replace(op, refusal="its shape depends on data") if dynamic and is_otherwise_fine else op

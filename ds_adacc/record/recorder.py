@@ -34,6 +34,7 @@ from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.function_call import FunctionCall
+from ds_adacc.record.kept import kept_by_arguments, kept_by_context
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.verify import difference
 
@@ -212,7 +213,7 @@ class Recorder(TorchDispatchMode):
             if not raised and is_graph(running.cls):
                 keep_numbers(running.cls, context, running.args)
             if not raised and any(tensor.requires_grad for tensor in tensors_in(results)):
-                self.draft.note_attributes(running, context)
+                self.draft.remark(kept_by_context(running, context, self.draft.known))
 
     # -- the result
 
@@ -224,7 +225,8 @@ class Recorder(TorchDispatchMode):
         if self.failure is not None:
             raise Unrecordable(self.failure)
         self.draft.discard(discarded)
-        self.draft.note_kept(arguments)
+        for remark in kept_by_arguments(arguments, self.draft.known):
+            self.draft.remark(remark)
         kept = (index for index, cast in self._found.items() if not is_autocasts(cast))
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 
