@@ -27,8 +27,9 @@ CHANNEL_ROWS = 8  # HELD in channel.cu: rows that a thread holds
 class Plan(NamedTuple):
     """The sizes of a payload and the launches that make it and undo it.
 
-    `compress` takes the pointers of the tensor and of the payload's parts, for outliers those of the channels and of
-    their mask, and the seed if rounding is stochastic. `decompress` takes those of the parts and of the tensor.
+    `groups`: how many have parameters of their own; of "bits", the tiles. `compress` takes the pointers of the tensor
+    and of the payload's parts, for outliers those of the channels and of their mask, and the seed if rounding is
+    stochastic. `decompress` takes those of the parts and of the tensor.
     """
 
     code_bytes: int
@@ -39,6 +40,8 @@ class Plan(NamedTuple):
 
 class _Quantized(Planned):
     """What the INT4 and INT8 codecs share, besides what the reference's codecs have."""
+
+    kind = "group"  # which kernels of groups.cu
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
@@ -59,6 +62,9 @@ class _Quantized(Planned):
         x = torch.empty(shape, dtype=dtype, device=payload[0].device)
         self.plan_of(x).decompress(*[part.data_ptr() for part in payload], x.data_ptr())
         return x
+
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+        return self.grouped(self.kind, self.group_size, shape, dtype, device)
 
     def seed(self) -> tuple[int, ...]:
         """Return the seed of a call, if it has one."""
@@ -118,9 +124,6 @@ class _Quantized(Planned):
 class GroupCodec(_Quantized, reference.GroupCodec):
     __doc__ = reference.GroupCodec.__doc__
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        return self.grouped("group", self.group_size, shape, dtype, device)
-
 
 class TokenCodec(_Quantized, reference.TokenCodec):
     __doc__ = reference.TokenCodec.__doc__
@@ -162,8 +165,7 @@ class ChannelCodec(_Quantized, reference.ChannelCodec):
 class AsymmetricCodec(_Quantized, reference.AsymmetricCodec):
     __doc__ = reference.AsymmetricCodec.__doc__
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        return self.grouped("asymmetric", self.group_size, shape, dtype, device)
+    kind = "asymmetric"
 
 
 class OutlierCodec(_Quantized, reference.OutlierCodec):
@@ -196,7 +198,7 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
     def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
         width, capacity = rows_and_channels(shape)[1], self.channels.numel()
         if not capacity:
-            return self.grouped("group", self.group_size, shape, dtype, device)
+            return super()._make_plan(shape, dtype, device)
         numbers = width, capacity, power_of_two(capacity, 1, 1 << 30), wide_reciprocal(width)
         return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
 
@@ -207,15 +209,6 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
             words = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
             self._masks[key] = torch.full((width,), -1, dtype=words, device=device).index_fill_(0, self.channels, 0)
         return self._masks[key]
-
-
-class BitsPlan(NamedTuple):
-    """The sizes of a payload and the launches that make it and undo it."""
-
-    bytes: int
-    tiles: int
-    compress: Launch
-    decompress: Launch
 
 
 class BitsCodec(Planned, reference.BitsCodec):
@@ -229,8 +222,8 @@ class BitsCodec(Planned, reference.BitsCodec):
 
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan(x.shape, x.dtype, x.device)
-        bits = torch.empty(plan.bytes, dtype=torch.uint8, device=x.device)
-        values = torch.empty(2 * plan.tiles, dtype=x.dtype, device=x.device)
+        bits = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
+        values = torch.empty(2 * plan.groups, dtype=x.dtype, device=x.device)
         plan.compress(x.data_ptr(), bits.data_ptr(), values.data_ptr())
         return bits, values
 
@@ -240,10 +233,10 @@ class BitsCodec(Planned, reference.BitsCodec):
         self.plan(x.shape, dtype, x.device).decompress(bits.data_ptr(), values.data_ptr(), x.data_ptr())
         return x
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> BitsPlan:
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
         numel, width, get = math.prod(shape), dtype.itemsize, self.kernels(device).get
         tiles, restoring = tile_count(numel), ceil_div(numel * width, self.RESTORED_BYTES)
-        return BitsPlan(
+        return Plan(
             ceil_div(numel, 8),
             tiles,
             Launch(get("bits.cu", f"bits_compress_{width}"), tiles, BLOCK, (numel,)),
