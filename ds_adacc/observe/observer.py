@@ -66,7 +66,7 @@ class Observer:
         """
         profiler, nodes = self._profiler, []
         if ticket.moments is not None:
-            given = (value for value in call.bound.recording.values if value.origin == "input" and value.requires_grad)
+            given = (value for value in call.bound.recording.inputs if value.requires_grad)
             ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
             nodes = profiler.note_end(ticket.moments, inputs)
 

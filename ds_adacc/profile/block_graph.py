@@ -37,8 +37,7 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
     """
     costs = costs or (OperatorCost(),) * len(recording.ops)
     # Of an input that other calls hold too, the gradients of the calls after this one are added up already.
-    held = (v for v in recording.values if v.origin == "input" and v.pinned and v.requires_grad)
-    carried = sum(value.nbytes for value in held)
+    carried = sum(value.nbytes for value in recording.inputs if value.pinned and value.requires_grad)
     return planner.BlockGraph(
         _values(recording), _ops(recording, costs), _events(recording, costs), carried_bytes=carried
     )
@@ -236,7 +235,7 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
 
 
 def _require_grad(recording: Recording) -> set[int]:
-    required = {v.index for v in recording.values if v.origin == "input" and v.requires_grad}
+    required = {value.index for value in recording.inputs if value.requires_grad}
     for op in recording.ops:
         references = list(op.references)
         if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):

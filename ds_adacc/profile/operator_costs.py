@@ -46,7 +46,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         inputs = {need: tensors[need] for need in op.needs}
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
-        if op in recording.graph_ops:
+        if op.is_graph:
             backward = backward_of_graph(op, recording, seconds)
         else:
             backward = backward_workspace(op, inputs, gradients, device)

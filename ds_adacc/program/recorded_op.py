@@ -12,6 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references
 from ds_adacc.program.function_operator import FunctionOperator
+from ds_adacc.program.graphs import is_graph
 from ds_adacc.python_state.python_reads import PythonReads
 
 
@@ -71,6 +72,11 @@ class RecordedOp:
     def is_function(self) -> bool:
         """Whether it is a call of an `autograd.Function` (Rule R15)."""
         return isinstance(self.func, FunctionOperator)
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether it is a graph of torch.compile (Rule R17)."""
+        return self.is_function and is_graph(self.func.cls)
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:

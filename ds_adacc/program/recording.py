@@ -14,7 +14,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, generators_in, without_data
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import GraphRun, is_graph, numbers_in
+from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp
 from ds_adacc.program.refusals import COMPILED
@@ -148,7 +148,7 @@ class Recording:
     @functools.cached_property
     def graph_ops(self) -> tuple[RecordedOp, ...]:
         """The operators that are graphs of torch.compile, in the order in which they run (Rule R17)."""
-        return tuple(op for op in self.ops if op.is_function and is_graph(op.func.cls))
+        return tuple(op for op in self.ops if op.is_graph)
 
     @functools.cached_property
     def graphs(self) -> tuple[GraphRun, ...]:
@@ -172,10 +172,14 @@ class Recording:
         return tuple(dict.fromkeys((*refused, *self.remarks)))
 
     @functools.cached_property
+    def inputs(self) -> tuple[RecordedValue, ...]:
+        """The values that are arguments of the block."""
+        return tuple(value for value in self.values if value.origin == "input")
+
+    @functools.cached_property
     def saved_inputs(self) -> tuple[int, ...]:
         """The places of the inputs that autograd saves, of any size: every policy holds them."""
-        values = (self.values[index] for index in self.saved)
-        return tuple(sorted({value.source for value in values if value.origin == "input"}))
+        return tuple(sorted({value.source for value in self.inputs if value.index in self.saved}))
 
     @functools.cached_property
     def saved(self) -> frozenset[int]:
@@ -241,7 +245,7 @@ class Recording:
 
     def with_held_before(self, places: Collection[int]) -> Recording:
         """This recording, whose inputs at these places an earlier call of the same forward holds: they count there."""
-        held = {v.index for v in self.values if v.origin == "input" and v.source in places and not v.pinned}
+        held = {value.index for value in self.inputs if value.source in places and not value.pinned}
         if not held:
             return self
         return replace(self, values=tuple(replace(v, pinned=True) if v.index in held else v for v in self.values))

@@ -324,6 +324,5 @@ def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether all arguments have the sizes and strides that the recording says."""
     return all(
         tensors[value.source].shape == value.geometry.size and tensors[value.source].stride() == value.geometry.stride
-        for value in recording.values
-        if value.origin == "input"
+        for value in recording.inputs
     )

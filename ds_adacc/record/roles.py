@@ -12,7 +12,6 @@ import torch
 
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.graphs import is_graph
 from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
@@ -141,7 +140,7 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
 
 
 def _is_compiled(op: RecordedOp) -> bool:
-    return op.func is KERNEL or (op.is_function and is_graph(op.func.cls))
+    return op.func is KERNEL or op.is_graph
 
 
 def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:
@@ -155,7 +154,7 @@ def _is_small(value: RecordedValue, recording: Recording) -> bool:
 
     Of what a compiled kernel made, often no more is known.
     """
-    sizes = [each.geometry.numel for each in recording.values if each.origin == "input"]
+    sizes = [each.geometry.numel for each in recording.inputs]
     return value.geometry.numel < max(sizes, default=math.inf)
 
 
