@@ -135,7 +135,7 @@ class StepProfiler:
         event = None
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(torch.cuda.current_stream(self._device))  # the current device may be another one
         return Moment(time.perf_counter(), mark, event)
 
     def stop(self) -> list[Measured] | None:

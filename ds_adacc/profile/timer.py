@@ -44,15 +44,11 @@ class Timer:
 
     def once(self, function: Callable[[], object], before: Callable[[], object] | None = None) -> float:
         """Seconds of a single run. `before` runs first, and does not count."""
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):  # the sleep and the events are the current device's
+                return _once_on_cuda(function, before)
         if before is not None:
             before()
-        if self._device.type == "cuda":
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            function()
-            stop.record()
-            stop.synchronize()
-            return start.elapsed_time(stop) / 1000
         begin = time.perf_counter()
         function()
         return time.perf_counter() - begin
@@ -75,6 +71,17 @@ class Timer:
             others.zero_()
 
         return before
+
+
+def _once_on_cuda(function: Callable[[], object], before: Callable[[], object] | None) -> float:
+    if before is not None:
+        before()
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    function()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) / 1000
 
 
 def _read(tensors: Sequence[torch.Tensor]) -> None:

@@ -1,5 +1,7 @@
 """Which part of a step is whose."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -39,6 +41,15 @@ def test_the_last_backward_ends_with_the_gradient_of_an_input():
     first.finished = Moment(9, 9)
     last.finished = Moment(8, 8)  # an input that both read: its gradient is complete after both
     assert measured(first, last) == [((1, 1.5), (3, 5), 2), ((0, 0.5), (5, 9), 4)]
+
+
+def test_moments_are_those_of_the_profiled_device(monkeypatch):
+    """The current device may be another one, where nothing runs."""
+    streams = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace(record=streams.append))
+    StepProfiler(torch.device("cuda", 1)).now()
+    assert streams == ["that of cuda:1"]
 
 
 def steps_before_end(*inputs):

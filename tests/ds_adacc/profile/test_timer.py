@@ -1,5 +1,6 @@
 """What is timed: on a CUDA device the run alone, with a cold cache, and the median. CUDA's events are stand-ins."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -8,20 +9,30 @@ import torch
 from ds_adacc.profile import timer as module
 from ds_adacc.profile.timer import Timer
 
-CUDA = torch.device("cuda", 0)
+CUDA = torch.device("cuda", 1)
 
 
 @pytest.fixture
 def log(monkeypatch):
-    """What the device is given, in order. Runs take 9, 1, 5, 3 and 7 ms in turn."""
-    noted, durations = [], [9.0, 1.0, 5.0, 3.0, 7.0]
+    """What the device is given, in order. Runs take 9, 1, 5, 3 and 7 ms in turn. The current device is another one."""
+    noted, durations, current = [], [9.0, 1.0, 5.0, 3.0, 7.0], [torch.device("cuda", 0)]
+
+    @contextmanager
+    def on(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    def give(what):
+        assert current[-1] == CUDA
+        noted.append(what)
 
     class Event:
         def __init__(self, enable_timing):
             assert enable_timing
 
         def record(self):
-            noted.append("event")
+            give("event")
 
         def synchronize(self):
             noted.append("wait")
@@ -36,7 +47,8 @@ def log(monkeypatch):
         return flush
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: noted.append(cycles))
+    monkeypatch.setattr(torch.cuda, "_sleep", give)
+    monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1000))
     monkeypatch.setattr(module.torch, "empty", empty)
