@@ -19,6 +19,7 @@ TAINTED = "may hold a number read from data"  # it runs after data was read (Rul
 UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Function (Rule R19)
 CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
 STATISTICS = "reads or updates running statistics, and writes to them are not counted"
+REPLACED = "gives a tensor other memory"  # as it was in the recorded call
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators
@@ -45,6 +46,8 @@ def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | Non
         return COLLECTIVE
     if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
         return COLLECTIVE
+    if func._schema.name == "aten::set_":
+        return REPLACED
     if func._schema.is_mutable and not writes_to_fresh:
         return "writes in place"
     if "batch_norm" in func._schema.name:

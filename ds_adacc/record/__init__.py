@@ -43,11 +43,11 @@ R4. A write in place makes a new value. If nobody has read the old one, the oper
     CPU). Otherwise neither the old nor the new value is rebuilt: a replay would write as well.
 R5. A parameter is found by its address range and kept as (parameter, geometry from its first byte). ZeRO puts many
     parameters in one storage and moves them between steps, and a kept alias would keep gathered memory alive.
-R6. These operators are never replayed: those that write to what others have read, return uninitialised memory or take
-    part in a collective, those of compiled code that no graph tells of (Rule R17), and higher-order operators. They
-    give other bits, have effects, wait for other ranks, or may be others in the next call. A batch norm in training
-    updates running statistics and does not say so; it reads the batch alone, so it is replayed without them. What
-    else reads them is not: no version counts these writes.
+R6. These operators are never replayed: those that write to what others have read, return uninitialised memory, give a
+    tensor other memory (`set_`) or take part in a collective, those of compiled code that no graph tells of (Rule R17),
+    and higher-order operators. They give other bits, have effects, wait for other ranks, or may be others in the next
+    call. A batch norm in training updates running statistics and does not say so; it reads the batch alone, so it is
+    replayed without them. What else reads them is not: no version counts these writes.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
     tensor on the host to compute with its numbers, once Python has read the seed of a random generator, and once work

@@ -18,6 +18,7 @@ from ds_adacc.program.refusals import (
     COLLECTIVE,
     COMPILED,
     OPAQUE,
+    REPLACED,
     STATISTICS,
     TAINTED,
     UNINITIALISED,
@@ -106,8 +107,8 @@ class Draft:
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
         self.record_unseen_writes((args, kwargs))
-        if refusal_of(func) in (OPAQUE, COLLECTIVE):
-            return (), ()  # never replayed; subgraphs and process groups must not be kept alive
+        if refusal_of(func) in (OPAQUE, COLLECTIVE, REPLACED):
+            return (), ()  # never replayed; subgraphs, process groups and memory must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
         return with_constants(func, (self.encode(without_statistics(func, args)), named))
 

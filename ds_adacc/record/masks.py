@@ -57,7 +57,7 @@ def _makes_all_of(value: RecordedValue, op: RecordedOp) -> bool:
     """Whether the operator that made `value` has written all its elements, as one in place may not."""
     if not op.func._schema.is_mutable:
         return True
-    target, made = op.args[0], [index for index in op.outputs if index is not None]
+    target, made = next(iter(op.args), None), [index for index in op.outputs if index is not None]
     if not op.short_name.endswith("_") or not isinstance(target, ValueRef) or len(made) > 1:
         return False  # it writes to another argument, to a list of them, or to one of several values of a storage
     whole, part = value.geometry, target.geometry

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 import zoo
 from recorded import profile_of, record, under
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -51,6 +52,20 @@ def test_noise_times_a_parameter_is_no_mask_though_it_has_two_values_now():
     recording = exact(lambda x: x * (torch.empty(4, 5).bernoulli_(0.6) * scale), torch.randn(4, 5))
     made = [value for value in recording.values if value.index in recording.saved and value.origin == "made"]
     assert [(v.name.rstrip("0123456789"), v.two_valued) for v in made] == [("bernoulli_", True), ("mul", False)]
+
+
+def test_a_recording_keeps_no_memory_that_a_tensor_is_given():
+    memory = []
+
+    def block(x):
+        z, w = x.detach() * 3, x.detach() * 2
+        z.set_(w.untyped_storage(), 0, w.shape, w.stride())
+        memory.append(StorageWeakRef(w.untyped_storage()))
+        return x * z
+
+    recording = exact(block, torch.randn(4, 5))
+    assert [op.refusal for op in recording.ops if op.short_name == "set_"] == ["gives a tensor other memory"]
+    assert all(each.expired() for each in memory)
 
 
 def test_a_mask_that_selects_is_never_rebuilt():

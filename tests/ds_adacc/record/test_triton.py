@@ -1,4 +1,4 @@
-"""A user's Triton kernels: launched by an `autograd.Function`, and as operators of `torch.library`.
+"""A user's Triton kernels: launched by an `autograd.Function`, by a block, and as operators of `torch.library`.
 
 On a CUDA device they run compiled, elsewhere in Triton's interpreter.
 """
@@ -104,6 +104,17 @@ def check(block):
 def test_a_function_around_a_kernel_is_replayed(function):
     op = function_of(check(functions.Block(function)))
     assert op.refusal is None and bool(op.bases) == (function is LaunchesInPlace)
+
+
+def test_a_kernel_that_a_block_launches_itself_is_no_part_of_a_replay():
+    class Launched(nn.Module):
+        def forward(self, x):
+            y, rows = x.tanh(), torch.ones_like(x)
+            _scale[_grid(x.numel())](rows, rows, 3.0, x.numel(), BLOCK=16)
+            return y * rows
+
+    refusals = {op.short_name: op.refusal for op in check(Launched()).ops}
+    assert refusals["tanh"] is None and refusals["ones_like"].endswith("overwritten in place")
 
 
 def test_a_kernel_may_be_compiled_while_its_block_is_recorded(monkeypatch, tmp_path):
