@@ -106,11 +106,11 @@ R18. A block may discard an output: the logits of a router that no loss reads, t
     it longer. Once Python has read data (Rule R7), another call may keep what this one discards: then all counts as
     kept.
 R19. A kernel that a block launches itself, outside of any Function and operator, writes by address, and the dispatcher
-    is not told. To write it needs an address. A request for an address names one tensor: its values get a checksum. A
-    launch of a kernel of Triton's, or a call of a function that pybind11 binds, names none: all values get one.
-    (Functions of torch and of the other trusted libraries do not count.) Every later value gets one too. If the
-    checksum of a value has changed when it is next read or saved, or when the forward has ended, it was written to in
-    place (Rule R4), by an operator that is never replayed. Four writes go unnoticed: by an address that was taken
+    is not told. To write it needs an address. A request for an address names one tensor: all values in its memory get a
+    checksum, also later ones. A launch of a kernel of Triton's, or a call of a function that pybind11 binds, names
+    none: all values get one, and every later one. (Functions of torch and of the other trusted libraries do not count.)
+    If the checksum of a value has changed when it is next read or saved, or when the forward has ended, it was written
+    to in place (Rule R4), by an operator that is never replayed. Four writes go unnoticed: by an address that was taken
     before the forward; to a parameter; to a buffer that the block reads only afterwards; and one that left the bits as
     they were while the block was recorded. `Tensor.apply_` and `map_` always count as a write.
 """

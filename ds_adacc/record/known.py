@@ -36,8 +36,9 @@ class Known:
         # place may come from anywhere.
         self._buffers = [(owner, name, tensor) for owner, name, tensor in closure.buffers()]
         self._roots: dict[int, list[int]] = {}
-        # Of values that code may write to unseen (Rule R19), by index; None as long as no address was taken.
-        self._checksums: dict[int, list[list[int]]] | None = None
+        self._checksums: dict[int, list[list[int]]] = {}  # by index, of values that code may write to unseen (Rule R19)
+        self._exposed: set[int] = set()  # the storages whose address was taken
+        self._is_all_exposed = False
         for position, tensor in enumerate(inputs):
             self.external(tensor, "input", position)
 
@@ -99,7 +100,7 @@ class Known:
         for index in old:
             value = self.values[index]
             self.values[index] = replace(value, overwritten=True)
-            (self._checksums or {}).pop(index, None)
+            self._checksums.pop(index, None)
             new.append(len(self.values))
             facts = {"producer": op.index, "output": output + len(new) - 1, "dynamic": value.dynamic}
             after = RecordedValue(new[-1], f"{op.short_name}{op.index}", "made", value.geometry, **facts)
@@ -107,10 +108,12 @@ class Known:
         return new
 
     def watch_for_writes(self, tensor: torch.Tensor | None) -> None:
-        """From now on `written_unseen` tells of writes to this tensor's values (None: to any), and to later values."""
-        self._checksums = self._checksums or {}
-        reached = itertools.chain(*self._roots.values()) if tensor is None else self.in_storage(tensor)
-        for index in reached:
+        """From now on `written_unseen` tells of writes to the memory of this tensor (None: of any), now and later."""
+        if tensor is None:
+            self._is_all_exposed = True
+        else:
+            self._exposed.add(storage_of(tensor))
+        for index in itertools.chain(*self._roots.values()) if tensor is None else self.in_storage(tensor):
             if index not in self._checksums:
                 self._store_checksum(index)
 
@@ -130,8 +133,8 @@ class Known:
 
     def _watched(self, given: Any) -> list[int]:
         """The values that have a checksum: those among the arguments, or all if `given` is None."""
-        if self._checksums is None or given is None:
-            return list(self._checksums or ())
+        if not self._checksums or given is None:
+            return list(self._checksums)
         found = {self._value(tensor) for tensor in tensors_in(given) if why_not_plain(tensor) is None}
         return sorted(found & self._checksums.keys())
 
@@ -149,7 +152,7 @@ class Known:
         self.values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
             self.tensors.append(tensor.detach())
-            if self._checksums is not None:
+            if self._is_all_exposed or storage_of(tensor) in self._exposed:
                 self._store_checksum(value.index)
         self._roots.setdefault(storage_of(tensor), []).append(value.index)
 
