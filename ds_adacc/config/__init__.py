@@ -12,7 +12,7 @@ names everything that is wrong, each with the nearest valid name.
 """
 
 from ds_adacc.config.presets import UNBOUNDED
-from ds_adacc.config.reader import load, origin, read, section_of
+from ds_adacc.config.reader import ENVIRONMENT, load, origin, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
     LARGEST_BOUND,
@@ -28,6 +28,7 @@ from ds_adacc.config.section import (
 
 __all__ = [
     "COMPACT_SCALE",
+    "ENVIRONMENT",
     "LARGEST_BOUND",
     "SECTION",
     "UNBOUNDED",

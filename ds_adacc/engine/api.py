@@ -23,6 +23,7 @@ from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
 from ds_adacc.engine.gradient_checkpointing import restore_gradient_checkpointing, take_over_gradient_checkpointing
+from ds_adacc.engine.same_section import refuse_unlike_sections
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
@@ -58,10 +59,10 @@ def initialize(
     `"enabled": false`, this only calls `deepspeed.initialize`. Of several engines of one model, the last one decides
     how its blocks run: ds_adacc no longer serves it for an earlier engine.
 
-    Raises ConfigError for a bad section, and if the engine is to train layers that an earlier engine's CompAct has
-    changed; ValueError if the model is compiled around its blocks. Both are raised before anything is set up, but for
-    an optimizer that CompAct cannot use. Whatever is raised, ds_adacc leaves the layers of the model and the
-    optimizer's parameter groups as they were.
+    Raises ConfigError for a bad section, for one that differs from another rank's, and if the engine is to train layers
+    that an earlier engine's CompAct has changed; ValueError if the model is compiled around its blocks. All are raised
+    before anything is set up, but for unlike sections, and for an optimizer that CompAct cannot use. Whatever is
+    raised, ds_adacc leaves the layers of the model and the optimizer's parameter groups as they were.
     """
     checkpointing.registry.has_started = True  # whatever the section says
     given = (config, config_params, getattr(args, "deepspeed_config", None))  # deepspeed.initialize takes the first
@@ -100,6 +101,7 @@ def initialize(
             mesh_param=mesh_param,
             config_params=config_params,
         )
+        refuse_unlike_sections(section)
         if section is not None and model is not None:
             if blocks and stage == 3:
                 undo.callback(make_late_leaves(result[0], blocks))
@@ -124,9 +126,9 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     ds_adacc is attached.
 
     Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, if it differs from
-    the section that is attached already, or if the engine trains layers that an earlier engine's CompAct has changed;
-    ValueError if the model is compiled around its blocks; RuntimeError if gradient accumulation is not at a step
-    boundary.
+    that of another rank or from the section that is attached already, or if the engine trains layers that an earlier
+    engine's CompAct has changed; ValueError if the model is compiled around its blocks; RuntimeError if gradient
+    accumulation is not at a step boundary.
     """
     checkpointing.registry.has_started = True  # whatever the section says
     if not isinstance(engine, DeepSpeedEngine):
@@ -144,6 +146,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
                 "adacc: this engine already runs with another section; attach once, or with the same section"
             )
         return served
+    refuse_unlike_sections(section)
     if section is not None and section.compact is not None:
         raise ConfigError(
             "adacc.compact: it changes what the optimizer trains, so that an existing engine cannot take it up; call "

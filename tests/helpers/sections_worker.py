@@ -1,0 +1,52 @@
+"""One rank of the test of unlike sections: what `initialize` and `attach` say of them, and that equal ones serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import deepspeed
+from zero_cases import Case, ds_config
+from zero_models import Model
+
+import ds_adacc
+from ds_adacc.config import ConfigError
+
+SECTION = {"memory_budget": 0.5, "codecs": "none"}
+OTHERS = {  # the second rank's section
+    "equal": SECTION,
+    "other budget": SECTION | {"memory_budget": 0.4},
+    "other rectifier": SECTION | {"rectifier": {"enabled": False}},
+    "none": None,
+    "disabled": SECTION | {"enabled": False},
+}
+
+
+def said(case, attach):
+    """What is said where the second rank has this section."""
+    section = OTHERS[case] if int(os.environ["RANK"]) == 1 else SECTION
+    model, config = Model(layers=2), ds_config(Case(1), None)
+    served = config | ({"adacc": section} if section else {})
+    start = deepspeed.initialize if attach else ds_adacc.initialize
+    try:
+        given = config if attach else served
+        engine, *_ = start(model=model, model_parameters=model.parameters(), config=given)
+        if attach:
+            ds_adacc.attach(engine, served)
+    except ConfigError as error:
+        return str(error)
+    return f"{len(engine.adacc.blocks)} blocks on {engine.adacc.runtime.controller.ranks.size} ranks"
+
+
+def main(out):
+    deepspeed.init_distributed(dist_backend="gloo")
+    results = {case: said(case, attach=False) for case in OTHERS}
+    # `attach` without a section raises an error on that rank alone, which ends the program.
+    results |= {f"attach {case}": said(case, attach=True) for case in OTHERS if case != "none"}
+    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
