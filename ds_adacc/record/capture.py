@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch._dynamo  # the hooks load it; loaded within a forward, it keeps the frames of its callers alive
 from torch.autograd.graph import disable_saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from ds_adacc.program.arguments import tensors_in
@@ -120,6 +121,8 @@ def not_recorded_now(closure: Closure) -> str | None:
     """Why a block cannot be recorded in this call, though perhaps in a later one."""
     if any(is_lazy(parameter) for parameter in closure.parameters):
         return "a lazy module in it has no parameters yet"
+    if any(isinstance(parameter, DTensor) for parameter in closure.parameters):
+        return "its parameters are of type DTensor, as fully_shard (FSDP2) and parallelize_module make them"
     return Watch.refusal()
 
 

@@ -6,10 +6,13 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 import zoo
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -188,6 +191,32 @@ def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
             zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x))
         )
     assert work.recordings == 1
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_a_block_whose_parameters_are_sharded_by_torch_runs_under_plain_autograd(mesh, caplog):
+    """With several ranks, `fully_shard` frees them at the end of the forward, before its values are looked at."""
+    torch.manual_seed(0)
+    work, block = Runtime(load({"adacc": SECTION}), stepped=True), zoo.GPTBlock()
+    fully_shard(block, mesh=mesh)
+    x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
+    seen = []
+    for call in (block, lambda x: work.checkpoint(block, x)) * 2:
+        torch.manual_seed(1)
+        block.zero_grad()
+        zoo.loss_of(call(x)).backward()
+        seen.append([x.grad.clone(), *(p.grad.full_tensor() for p in block.parameters())])
+        x.grad = None
+    assert all(torch.equal(a, b) for other in seen[1:] for a, b in zip(seen[0], other, strict=True))
+    assert work.recordings == 0
+    assert "its parameters are of type DTensor, as fully_shard (FSDP2)" in caplog.text
 
 
 def waiting():
