@@ -33,7 +33,9 @@ def read(compact: Compact | None, folder: Path) -> int | None:
     if saved is None and compact is None:
         return None
     if saved is None:
-        raise ValueError(_other(folder, "was saved without adacc.compact"))
+        raise ValueError(
+            _other(folder, "was saved without adacc.compact, or is a universal one, which lacks its weights")
+        )
     if compact is None:
         raise ValueError(_other(folder, "was saved with adacc.compact, which this run does not have"))
     for name in {**saved["ranks"], **compact.ranks}:
@@ -47,5 +49,6 @@ def read(compact: Compact | None, folder: Path) -> int | None:
 def _other(folder: Path, why: str) -> str:
     return (
         f"adacc.compact: the checkpoint {folder} {why}, so the shapes of its optimizer states differ. Load the weights "
-        "alone, with load_module_only=True, or use the settings that it was saved with"
+        "alone, with load_module_only=True (under ZeRO-3 load what zero_to_fp32.py makes into the model, before "
+        "ds_adacc.initialize), or use the settings that it was saved with"
     )

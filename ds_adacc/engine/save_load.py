@@ -49,10 +49,16 @@ def load_checkpoint(engine: Any, original: Callable[..., Any], *args: Any, **kwa
     """`engine.load_checkpoint`, which also restores `engine.adacc`, unless only the module is loaded.
 
     Raises ValueError, before anything is loaded, if the optimizer's states cannot be those of the layers that
-    `compact` serves.
+    `compact` serves, or if DeepSpeed would load no other weights than these.
     """
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     compact = engine.adacc.compact
+    if compact is not None and given.get("load_module_only") and engine.zero_optimization_stage() == 3:
+        raise ValueError(
+            "load_checkpoint(load_module_only=True) loads frozen weights only under ZeRO-3: those that adacc.compact "
+            "trains, and no others. Load what zero_to_fp32.py makes into the model, before ds_adacc.initialize; or call "
+            "it with load_optimizer_states=False"
+        )
     seed = _seed(engine, given)
     result = original(*args, **kwargs)
     if result[0] is not None and compact is not None:

@@ -216,6 +216,16 @@ def refused(folder):
     return said
 
 
+def module_only(folder):
+    """What is said where DeepSpeed would load nothing but frozen weights, and whether all weights stay as they are."""
+    engine = engine_of(Case(3))
+    before = weights(engine)
+    try:
+        engine.load_checkpoint(folder, tag="saved", load_module_only=True)
+    except ValueError as error:
+        return str(error), digest(weights(engine)) == digest(before)
+
+
 def digest(tensors):
     return {name: value.double().sum().item() for name, value in tensors.items()}
 
@@ -261,6 +271,7 @@ def main(out):
         "resumed": {label(case): resumed(case, out / label(case)) for case in RESUMED},
         "frozen": {label(case): frozen(case) for case in FROZEN},
         "refused": refused(out / label(RESUMED[0])),
+        "module only": module_only(out / label(RESUMED[2])),
         "planned": planned(Case(3)),
         "orthonormal": orthonormal(),
     }

@@ -112,6 +112,13 @@ def test_checkpoints_of_other_shapes_are_refused_before_anything_is_loaded(ranks
         assert "exclude_frozen_parameters=True" in excluded
 
 
+def test_a_checkpoint_of_which_zero_3_would_load_the_compact_layers_alone_is_refused(ranks):
+    for rank in ranks:
+        said, is_unchanged = rank["module only"]
+        assert said.startswith("load_checkpoint(load_module_only=True) loads frozen weights only under ZeRO-3")
+        assert is_unchanged
+
+
 def test_a_plan_that_recomputes_changes_no_bit_under_zero_3(ranks):
     for rank in ranks:
         run, retaining = rank["planned"], rank["exact"]["3 fp32"]
