@@ -196,9 +196,14 @@ class Adopter:
     def adopt(self, known: KnownType, like: str) -> bool:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.
 
-        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan.
+        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan. If another
+        rank has met these sizes first, there are policies: then this rank's blocks only get their indices.
         """
-        return known.agreed is None and self._adopt(known, like)
+        if known.agreed is None:
+            return self._adopt(known, like)
+        if not self._agreement.forward_order.names(known.recording.digest):
+            self._agreement.forward_order.follow(known.recording.digest, like)
+        return False
 
     def _origin(self, name: str) -> str:
         """The block type from which this one adopts, or has adopted; its own name if there is none.

@@ -121,6 +121,30 @@ def test_a_plan_for_larger_inputs_waits_until_the_last_one_is_some_steps_old():
     assert set(made[:8]) == {"first step recorded"} and made[8] == "larger inputs came than were planned for"
 
 
+def test_what_another_rank_has_planned_for_runs_without_a_plan_of_its_own():
+    """Its lossy policies are by the blocks' indices, which this rank knows from other sizes."""
+    section = {"codecs": "auto", "memory_budget": 0.4, "max_gradient_error": 0.5, "rectifier": {"enabled": False}}
+    there, here = Training(**section), Training(**section)
+    for time in (12, 12, 12):
+        there.step(time)
+    for time in (16, 14, 10):
+        here.step(time)
+    controller, theirs = here.runtime.controller, there.agreement
+    (name,) = theirs.agreed_types
+    here.agreement.set_agreed([theirs.agreed_types[name]])
+    here.agreement.live_sets = (*here.agreement.live_sets, frozenset((name,)))
+    here.agreement.approvals.blocks.update(theirs.approvals.blocks)
+    plan, recorded = controller.plan, here.runtime.recordings
+    for _ in range(3):
+        here.step(12)
+    assert controller.plan is plan and not controller.pending
+    assert here.runtime.recordings == recorded and name not in here.agreement.origins
+    ran = [block.variants()[0] for block in controller.blocks.all()]
+    assert [variant.digest for variant in ran] == [name] * LAYERS
+    assert tuple(variant.policy for variant in ran) == theirs.agreed_types[name].policies
+    assert theirs.agreed_types[name].has_lossy
+
+
 def test_inputs_outgrow_the_plan_of_a_resumed_run_too(at_once):
     alone = Training(memory_budget=1.0)
     alone.step(40)
