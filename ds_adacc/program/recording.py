@@ -18,6 +18,7 @@ from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp
 from ds_adacc.program.refusals import COMPILED
+from ds_adacc.python_state.held_tensors import Path, tensor_at
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,9 @@ class Position:
 class Recording:
     """One block's program. Its only tensors are parameters (Rule R12).
 
-    `buffers`: the owner of each, which the recording does not keep alive, and the name. `remarks`: what the user should
-    know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of its tensors.
+    `buffers`: the owner of each, which the recording does not keep alive, and the steps from there. `remarks`: what
+    the user should know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of
+    its tensors.
     `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
     the block returns does not tell which of its graphs have run.
     """
@@ -120,7 +122,7 @@ class Recording:
     ops: tuple[RecordedOp, ...]
     positions: tuple[Position, ...]
     parameters: Sequence[torch.Tensor] = field(repr=False)
-    buffers: tuple[tuple[weakref.ref[Any], str], ...] = field(repr=False)
+    buffers: tuple[tuple[weakref.ref[Any], Path], ...] = field(repr=False)
     remarks: tuple[str, ...] = ()
     has_hooks: bool = False
     compiled_from: int | None = None
@@ -216,8 +218,8 @@ class Recording:
 
     def buffer(self, value: RecordedValue) -> torch.Tensor | None:
         """What the block has now as the buffer that this value is; None if it has none."""
-        owner, name = self.buffers[value.source]
-        return getattr(owner(), name, None)
+        owner, path = self.buffers[value.source]
+        return tensor_at(owner(), path)
 
     def read_buffers(self) -> dict[int, torch.Tensor]:
         """The buffers that the block has now, by value."""

@@ -10,6 +10,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `changes`: which marks differ from those of another call, and whether they are only numbers and containers.
 * `function_marks`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
+* `held_tensors`: tensors in a module's lists, dicts and objects, and inside its quantized weights.
 * `content`: what one Python object holds, or why that cannot be read.
 * `calls_in_c`: functions in C that read or write data, or start threads; what of TorchScript does.
 * `places`: what functions read besides their arguments: where that is, and what was there.

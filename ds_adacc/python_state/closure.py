@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, contents_of, global_names, is_known_by_identity, items_of
-from ds_adacc.python_state.guards import LONGEST, MODULE_INTERNALS, Guards, snapshot
+from ds_adacc.python_state.guards import LONGEST, Guards, guarded, snapshot
+from ds_adacc.python_state.held_tensors import Path, held_tensors
 from ds_adacc.python_state.reading import Reading, read
 
 _DEPTH = 3
@@ -42,14 +43,15 @@ class Closure:
             yield from module.parameters()
         yield from (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
 
-    def buffers(self) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
-        """(owner, name, tensor) of the modules' tensors that are not parameters, registered as buffers or not."""
+    def buffers(self) -> Iterator[tuple[nn.Module, Path, torch.Tensor]]:
+        """(owner, steps that lead there, tensor) of the modules' tensors that are not parameters.
+
+        They are registered as buffers or not, lie in lists, dicts or objects, or inside parameters (`held_tensors.py`).
+        """
         for module in self._submodules():
-            names = [*module._buffers, *(n for n in module.__dict__ if n not in MODULE_INTERNALS)]
-            for name in names:
-                value = getattr(module, name, None)
-                if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-                    yield module, name, value
+            for held in (module._parameters, module._buffers, {key: module.__dict__[key] for key in guarded(module)}):
+                for name, value in held.items():
+                    yield from ((module, (name, *path), tensor) for path, tensor in held_tensors(value))
 
     def generators(self) -> Iterator[torch.Generator]:
         """The random generators that the modules have as attributes, or that the function itself has."""

@@ -32,6 +32,7 @@ from ds_adacc.python_state.content import (
     mark_of_number,
 )
 from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
+from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.kept_results import KeptResults
 
 Guards = dict[str, Hashable]
@@ -169,6 +170,8 @@ class Walk:
             mark = self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
             if type(mark) is Look:
                 self.tensors.append(value)
+            for key, part in inside(value):
+                self.value(f"{name}.{key}", part, depth - 1)
         elif kind is RemovableHandle:
             self.guards[name] = kind  # of a hook, which is read where it is registered; its number is always new
         elif not self._met(name, value):

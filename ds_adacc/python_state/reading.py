@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, of_users, token
+from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.plain_objects import PlainObjects
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
@@ -147,6 +148,8 @@ class Structure:
             self._parameters.append(types.NoneType if mark is None else mark[0])
             if mark is not None:
                 self._looks.append(mark[1:])
+            if inside(parameter):
+                self.others.append((f"{name}.{key}", place, "_parameters", key, DEPTH))
         self.others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
         self.others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]

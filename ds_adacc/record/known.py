@@ -16,6 +16,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue
 from ds_adacc.program.same_bits import checksum
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.held_tensors import Path
 from ds_adacc.record.tensors import RecordedTensors
 
 
@@ -30,11 +31,11 @@ class Known:
         self.values: list[RecordedValue] = []
         self.tensors = RecordedTensors()
         self.parameters: list[torch.Tensor] = []
-        self.buffers: list[tuple[weakref.ref[Any], str]] = []
+        self.buffers: list[tuple[weakref.ref[Any], Path]] = []
         self._closure = closure
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
         # place may come from anywhere.
-        self._buffers = [(owner, name, tensor) for owner, name, tensor in closure.buffers()]
+        self._buffers = list(closure.buffers())
         self._roots: dict[int, list[int]] = {}
         self._checksums: dict[int, list[list[int]]] = {}  # by index, of values that code may write to unseen (Rule R19)
         self._exposed: set[int] = set()  # the storages whose address was taken
@@ -181,9 +182,9 @@ class Known:
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
         storage = storage_of(tensor)
-        for owner, name, buffer in self._buffers:
+        for owner, path, buffer in self._buffers:
             if buffer.layout == torch.strided and storage_of(buffer) == storage:
-                self.buffers.append((weakref.ref(owner), name))
+                self.buffers.append((weakref.ref(owner), path))
                 return self.external(buffer, "buffer", len(self.buffers) - 1)
         return None
 

@@ -93,8 +93,8 @@ class Labels:
         if value.origin == "input":
             return f"input {self._arguments.get(value.source, value.source)}"
         if value.origin == "buffer":
-            owner, name = recording.buffers[value.source]
-            return f"{_dotted(self._paths.get(id(owner()), ''), name)} buffer"
+            owner, path = recording.buffers[value.source]
+            return f"{_dotted(self._paths.get(id(owner()), ''), '.'.join(map(str, path)))} buffer"
         if value.origin == "state":
             return f"{value.name} random state"
         return f"{value.origin} {value.source}"

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from quantized import scaled, wrapping
 from torch import nn
 
 from ds_adacc.python_state.reading import read
@@ -22,6 +23,7 @@ class Block(nn.Module):
         self.scale, self.count, self.held, self.act, self.zero, self.ds_factor = 0.5, 1, [1.0], F.gelu, 0.0, 1.0
         self.register_buffer("mask", torch.ones(4))
         self.u, self.w = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.wrapping, self.scaled = wrapping(4, 4), scaled(4, 4)
 
 
 class Other(Block):
@@ -50,6 +52,10 @@ CHANGES = {
     "a parameter": lambda block: setattr(block.fc[0], "weight", nn.Parameter(torch.ones(4, 4))),
     "a frozen parameter": lambda block: block.u.requires_grad_(False),
     "a parameter's dtype": lambda block: setattr(block.u, "data", block.u.data.half()),
+    "a tensor in a parameter": lambda block: setattr(block.wrapping.weight, "codes", torch.ones(4, 8)),
+    "a tensor that an attribute of a parameter has": lambda block: setattr(
+        block.scaled.weight.state, "scales", torch.ones(4, 4)
+    ),
     "no parameter": lambda block: setattr(block.fc[0], "bias", None),
     "a parameter in place of none": lambda block: setattr(block.fc[2], "bias", nn.Parameter(torch.ones(4))),
     "parameters with other names": exchange,

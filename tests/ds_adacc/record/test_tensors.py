@@ -1,9 +1,12 @@
 """While a block is recorded, its values die as they do in a plain forward, and are rebuilt when they are asked for."""
 
+import types
+
 import pytest
 import torch
 import zoo
-from recorded import captured, profile_of, under
+from quantized import scaled, wrapping
+from recorded import captured, profile_of, record, under
 from storages import Storages
 
 from ds_adacc import planner
@@ -118,3 +121,42 @@ def test_a_buffer_that_autograd_saves_before_any_operator_reads_it():
 
     recording = captured(Scaled(), torch.randn(3, 4, requires_grad=True)).recording
     assert [value.origin for value in recording.values] == ["input", "buffer", "made"]
+
+
+class Tables(torch.nn.Module):
+    """A layer that reads tensors which it holds in a list, a dict and an object."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+        self.listed = [None, torch.rand(4)]
+        self.named = {"scale": (torch.rand(4),)}
+        self.kept = types.SimpleNamespace(shift=torch.rand(4))
+
+    def forward(self, x):
+        x = self.fc(x * self.listed[1].exp())
+        return (x * self.named["scale"][0].exp() + self.kept.shift.exp()).tanh()
+
+
+@pytest.mark.parametrize("make", [Tables, lambda: wrapping(4, 4), lambda: scaled(4, 4)], ids=["held", "in", "of"])
+def test_what_is_computed_from_tensors_deep_in_what_the_block_holds_is_recomputed(make):
+    block, x = make(), torch.randn(3, 4, requires_grad=True)
+    recording = record(block, (x,), {})
+    assert {value.origin for value in recording.values} == {"input", "buffer", "made"}
+    assert all(op.replayable for op in recording.ops)
+    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+    assert not calls[0].diverged
+
+
+def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
+    block, x = Tables(), torch.randn(3, 4, requires_grad=True)
+    recording = record(block, (x,), {})
+    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    block.listed[1], block.named = torch.rand(4), {"scale": (torch.rand(4),)}
+    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+    assert not calls[0].diverged
+    block.named = {}
+    with pytest.raises(KeyError):
+        run(x)
+    assert calls[1].diverged

@@ -1,0 +1,91 @@
+"""Tensors that lie deeper in what a module holds: in its lists, dicts and objects, and inside other tensors.
+
+A quantized weight is a tensor of a class of its own, in which lie the tensors that its operators read.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ds_adacc.python_state.content import SCALARS, Items, is_known_by_identity
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer, types.NoneType)
+_DEEPSPEEDS = ("ds_", "_ds_")  # how the names begin of what DeepSpeed sets on parameters
+_DEPTH = 4
+_MOST = 256  # things that are looked at within one attribute
+
+Path = tuple[Any, ...]
+
+
+def inside(tensor: torch.Tensor | None) -> Items:
+    """What a tensor of a class of its own holds, by attribute.
+
+    Those are the tensors that it wraps. A parameter that wraps none has its attributes, in which bitsandbytes keeps
+    scales.
+    """
+    if type(tensor) in _PLAIN or is_lazy(tensor):
+        return []
+    if is_traceable_wrapper_subclass(tensor):
+        return [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+    if isinstance(tensor, nn.Parameter):
+        return [(name, value) for name, value in vars(tensor).items() if not name.startswith(_DEEPSPEEDS)]
+    return []
+
+
+def held_tensors(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
+    """The tensors in an attribute of a module, parameters left out: each with the steps that lead there from `value`.
+
+    What a tensor wraps comes in its place.
+    """
+    met: set[int] = set()
+
+    def found(thing: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+        if type(thing) in (*SCALARS, *weakref.ProxyTypes) or id(thing) in met or len(met) >= _MOST:
+            return
+        met.add(id(thing))
+        parts = _parts(thing)
+        if not parts and isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter):
+            yield path, thing
+        elif len(path) < _DEPTH:
+            for key, part in parts:
+                yield from found(part, (*path, key))
+
+    return found(value, ())
+
+
+def tensor_at(holder: Any, path: Path) -> Any:
+    """What the steps lead to now; None if they lead nowhere."""
+    for key in path:
+        base = _container(holder)
+        try:
+            holder = getattr(holder, key, None) if base is None else base.__getitem__(holder, key)
+        except LookupError:
+            return None
+    return holder
+
+
+def _parts(thing: Any) -> Items:
+    if isinstance(thing, torch.Tensor):
+        return inside(thing)
+    base = _container(thing)
+    if base is dict:
+        return list(dict.items(thing))
+    if base is not None:
+        return list(enumerate(base.__iter__(thing)))
+    if isinstance(thing, nn.Module) or callable(thing) or is_known_by_identity(thing):
+        return []
+    own = getattr(thing, "__dict__", None)
+    return list(own.items()) if type(own) is dict else []
+
+
+def _container(thing: Any) -> type | None:
+    """The type of container that it is, of which what a class derived from it has overridden is not asked."""
+    return next((base for base in (list, tuple, dict) if isinstance(thing, base)), None)
