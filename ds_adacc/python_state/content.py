@@ -41,8 +41,9 @@ _NAMED += (
 )
 # Classes written in C whose objects hold no number that Python computes with. Torch's operators are recorded.
 _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_abc"})
-# Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far.
-_BY_IDENTITY = frozenset({"ds_adacc", "triton"})
+# Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far; an
+# annotation, as `typing` makes them, refers to other annotations.
+_BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
 _OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
 # Libraries wherever they lie. DeepSpeed's hooks reach its whole engine, and some install it from a clone of their own.

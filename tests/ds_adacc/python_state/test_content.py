@@ -2,6 +2,7 @@
 
 import sys
 import types
+import typing
 
 import deepspeed
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from ds_adacc.python_state import content
 from ds_adacc.python_state.content import is_library, is_same_number, mark_of_number
+from ds_adacc.python_state.guards import guards_of_values, unreadable
 
 
 @pytest.fixture
@@ -80,3 +82,10 @@ def test_a_number_is_equal_to_itself_and_zeros_are_told_apart():
         assert mark_of_number(one) != mark_of_number(other)
         assert not is_same_number(one, other)
     assert is_same_number(float("1.5"), 1.5) and not is_same_number(torch.ones(2), 1.0)
+
+
+def test_an_annotation_is_known_by_identity_however_deep_it_lies():
+    signature = {"inputs": [[[("x", typing.Annotated[torch.Tensor, "nodes"])]]]}
+    marks = guards_of_values({"signature": signature})
+    assert unreadable(marks) is None
+    assert marks == guards_of_values({"signature": signature})
