@@ -104,6 +104,15 @@ class Block:
                 values.setdefault(name, {now}).add(before)
         return {name: len(each) for name, each in values.items()}
 
+    def recorded_sizes(self, signature: Signature) -> int:
+        """At how many sizes of its tensors it was recorded, with all else the same.
+
+        That of a new call, which is about to be recorded, counts too.
+        """
+        numbers = signature.sizes.numbers
+        recorded = (known for known, variant in self._variants if not variant.is_predicted)
+        return 1 + sum(known.sizes.numbers == numbers and differ_in_sizes(known, signature) for known in recorded)
+
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""
         self._drop(lambda variant: variant.digest in digests)

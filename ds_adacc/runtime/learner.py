@@ -59,6 +59,7 @@ class Learner:
         block, signature, controller = incoming.block, incoming.signature, self._controller
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
+        self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature))
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}

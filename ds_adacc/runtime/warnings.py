@@ -119,6 +119,20 @@ class Warnings:
                     once_for=name,
                 )
 
+    def recorded_at_each_size(self, block: Block, count: int) -> None:
+        """The block is recorded at a new size of its tensors; `count`: at how many it was, with this one."""
+        if count >= _MANY_VALUES:
+            self._tell(
+                (block.class_name, "each size"),
+                "block %s has been recorded at %d sizes of its tensors, as what it does at one size does not tell what "
+                "it does at another: a shape in it depends on data, say, or it computes with a number made of a size. "
+                "So it is recorded at each new size, and such a call takes several times as long. If sizes are new at "
+                "most steps, pad the batches to a few sizes, or compute in a block of another class, or outside of "
+                "blocks, what depends on data (adacc.blocks)",
+                block.name,
+                count,
+            )
+
     def always_new(self, block: Block) -> None:
         """The block is a new function, as were a thousand before it, and the oldest of them was not called again."""
         self._tell(

@@ -1,5 +1,6 @@
 """Batches of varying sizes: exact from the first step on, recorded at a few sizes only, and within the budget."""
 
+import functools
 import itertools
 import random
 from collections import Counter
@@ -9,6 +10,7 @@ import torch
 import zoo
 from any_size import LAYERS, Training
 from held import watch_held
+from recomputing import recomputing
 from torch import nn
 
 from ds_adacc import planner
@@ -518,6 +520,18 @@ def test_a_constant_that_follows_the_size_is_recorded_at_each(by_size):
     for time in (20, 30, 40, 50, 20, 60):
         training.compare(time)
     assert training.runtime.recordings >= 5 * LAYERS
+
+
+def test_a_block_that_is_recorded_at_each_size_is_told_of_once(caplog):
+    work, block = recomputing(), Scheduled(0.1, by_size=int)
+    for count in range(1, 11):
+        arguments = (torch.randn(2, 3 + count, zoo.WIDTH),), {}
+        call = functools.partial(work.checkpoint, block)
+        zoo.assert_same_bits(zoo.gradients(block, *arguments), zoo.gradients(block, *arguments, call))
+        said = [r.getMessage() for r in caplog.records if "sizes of its tensors" in r.getMessage()]
+        assert len(said) == (count >= 8)
+    assert "has been recorded at 8 sizes of its tensors" in said[0]
+    assert work.recordings == 10
 
 
 def test_after_a_new_plan_policies_are_adopted_from_it():
