@@ -82,7 +82,7 @@ class Adacc:
                 if not self.runtime.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise
-        elif not self._has_warned:
+        elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # of that users were told
             self._has_warned = True
             self._warn_of_no_calls()
 

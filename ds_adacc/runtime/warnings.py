@@ -16,14 +16,16 @@ _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between 
 
 
 class Warnings:
-    """Warns of each thing once."""
+    """Warns of each thing once. `has_fallen_back`: a call ran as if there were no ds_adacc."""
 
     def __init__(self) -> None:
+        self.has_fallen_back = False
         self._told: set[tuple[str, str, str]] = set()
         self._log = get_logger()
 
     def fallen_back(self, block: Block, reason: str) -> None:
         """A call ran as if there were no ds_adacc (Rule T2)."""
+        self.has_fallen_back = True
         self._tell(block, "block %s runs without ds_adacc, under plain autograd: %s", reason, once_for=reason)
 
     def of_no_engine(self, name: str) -> None:

@@ -17,9 +17,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime import runtime as room
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
 
 SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 LOSSY = {"memory_budget": 0.9, "codecs": "auto", "solver": {"max_seconds": 30.0}}
@@ -362,3 +364,15 @@ def test_a_block_beside_one_of_another_thread_is_an_error_where_ranks_share_inpu
         runtime.checkpoint(zoo.GPTBlock(), torch.randn(2, 5, zoo.WIDTH, requires_grad=True))
     may_go.set()
     other.join()
+
+
+def test_a_model_whose_blocks_all_run_plain_is_not_told_that_none_has_run(caplog):
+    runtime, block = Runtime(load({"adacc": {}}), stepped=True), zoo.GPTBlock()
+    wrap_blocks({"block": block}, runtime)
+    adacc = Adacc(runtime.config, runtime, {"block": block})
+    for _ in range(2):
+        with save_on_cpu():
+            block(torch.randn(2, 9, zoo.WIDTH)).sum().backward()
+        adacc.end_step()
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warned) == 1 and "runs without ds_adacc, under plain autograd" in warned[0]
