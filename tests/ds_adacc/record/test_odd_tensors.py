@@ -249,3 +249,25 @@ def test_a_conjugate_view_of_a_weight_that_is_still_real(product):
     zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
     reasons = [op.refusal for op in recording.ops if op.refusal]
     assert reasons == ["reads a view that only says that it is conjugate or negative"]
+
+
+class InEightBits(torch.autograd.Function):
+    """The tanh of x in eight bits, which is what it saves."""
+
+    @staticmethod
+    def forward(ctx, x, dtype):
+        short = x.tanh().to(dtype)
+        ctx.save_for_backward(short)
+        return short.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1 - ctx.saved_tensors[0].to(gradient.dtype) ** 2), None
+
+
+@pytest.mark.parametrize("policy_of", [planner.retain_policy, planner.recompute_policy])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz], ids=str)
+def test_floats_of_eight_bits_are_retained_and_recomputed(dtype, policy_of):
+    recording = exact(lambda x: InEightBits.apply(x, dtype).sin(), torch.randn(4, 6), policy_of)
+    (saved,) = (recording.values[index] for index in recording.saved if recording.values[index].geometry.dtype is dtype)
+    assert recording.ops[saved.producer].replayable
