@@ -165,19 +165,25 @@ def test_lengths_that_vary_within_a_context_are_predicted():
     assert all(variant.bound.segments for variant in records)
 
 
+class Slot:
+    """Holds a cast where the recorder finds no tensors."""
+
+    __slots__ = ("cast",)
+
+
 class Keeping(nn.Module):
     """It casts its weight by itself, keeps the cast, and renews it at every second step."""
 
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(zoo.WIDTH, zoo.WIDTH, bias=False), nn.Linear(zoo.WIDTH, zoo.WIDTH)
-        self.kept = {}
+        self.kept = Slot()
 
     def renew(self):
-        self.kept["cast"] = self.a.weight.to(torch.bfloat16)
+        self.kept.cast = self.a.weight.to(torch.bfloat16)
 
     def forward(self, x):
-        return self.b(nn.functional.linear(x.to(torch.bfloat16), self.kept["cast"]).exp())
+        return self.b(nn.functional.linear(x.to(torch.bfloat16), self.kept.cast).exp())
 
 
 def test_a_cast_that_the_program_keeps_is_no_cast_of_autocasts():
