@@ -56,8 +56,8 @@ def load_checkpoint(engine: Any, original: Callable[..., Any], *args: Any, **kwa
     if compact is not None and given.get("load_module_only") and engine.zero_optimization_stage() == 3:
         raise ValueError(
             "load_checkpoint(load_module_only=True) loads frozen weights only under ZeRO-3: those that adacc.compact "
-            "trains, and no others. Load what zero_to_fp32.py makes into the model, before ds_adacc.initialize; or call "
-            "it with load_optimizer_states=False"
+            "trains, and no others. Load what zero_to_fp32.py makes into the model, before ds_adacc.initialize; or "
+            "call it with load_optimizer_states=False"
         )
     seed = _seed(engine, given)
     result = original(*args, **kwargs)
