@@ -125,13 +125,12 @@ class Warnings:
         """The block is recorded at a new size of its tensors; `count`: at how many it was, with this one."""
         if count >= _MANY_VALUES:
             self._tell(
-                (block.class_name, "each size"),
+                block,
                 "block %s has been recorded at %d sizes of its tensors, as what it does at one size does not tell what "
                 "it does at another: a shape in it depends on data, say, or it computes with a number made of a size. "
                 "So it is recorded at each new size, and such a call takes several times as long. If sizes are new at "
                 "most steps, pad the batches to a few sizes, or compute in a block of another class, or outside of "
                 "blocks, what depends on data (adacc.blocks)",
-                block.name,
                 count,
             )
 
