@@ -76,8 +76,8 @@ def _parts(thing: Any) -> Items:
     if isinstance(thing, torch.Tensor):
         return inside(thing)
     base = _container(thing)
-    if base is dict:
-        return list(dict.items(thing))
+    if base is dict:  # a recording holds the keys, and must keep no object alive by them
+        return [(key, value) for key, value in dict.items(thing) if type(key) in SCALARS]
     if base is not None:
         return list(enumerate(base.__iter__(thing)))
     if isinstance(thing, nn.Module) or callable(thing) or is_known_by_identity(thing):

@@ -1,6 +1,7 @@
 """While a block is recorded, its values die as they do in a plain forward, and are rebuilt when they are asked for."""
 
 import types
+import weakref
 
 import pytest
 import torch
@@ -147,6 +148,16 @@ def test_what_is_computed_from_tensors_deep_in_what_the_block_holds_is_recompute
     run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
     assert not calls[0].diverged
+
+
+def test_a_recording_keeps_no_key_alive_under_which_the_block_holds_a_tensor():
+    block, key = Tables(), torch.rand(4)
+    block.named = {key: torch.rand(4), "scale": (torch.rand(4),)}
+    block.forward = lambda x: block.fc(x) * block.named[next(iter(block.named))].exp()
+    recording = record(block, (torch.randn(3, 4, requires_grad=True),), {})
+    key = weakref.ref(key)
+    block.named = {}
+    assert key() is None and not recording.buffers
 
 
 def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
