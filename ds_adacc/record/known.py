@@ -181,11 +181,14 @@ class Known:
         return None
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
-        storage = storage_of(tensor)
+        """The value of the buffer that has all of the tensor's bytes, which it is from now on."""
+        storage, (start, stop) = storage_of(tensor), span(tensor)
         for owner, path, buffer in self._buffers:
             if buffer.layout == torch.strided and storage_of(buffer) == storage:
-                self.buffers.append((weakref.ref(owner), path))
-                return self.external(buffer, "buffer", len(self.buffers) - 1)
+                low, high = span(buffer)
+                if low <= start and stop <= high:  # several may lie in one storage, and later be apart
+                    self.buffers.append((weakref.ref(owner), path))
+                    return self.external(buffer, "buffer", len(self.buffers) - 1)
         return None
 
 
