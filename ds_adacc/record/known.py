@@ -34,8 +34,10 @@ class Known:
         self.buffers: list[tuple[weakref.ref[Any], Path]] = []
         self._closure = closure
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
-        # place may come from anywhere.
-        self._buffers = list(closure.buffers())
+        # place may come from anywhere. Each with an alias: one that is made within the forward's operators counts no
+        # writes, and a replay in this call's backward must notice them.
+        plain = (held for held in closure.buffers() if why_not_plain(held[-1]) is None)
+        self._buffers = [(*held, held[-1].detach()) for held in plain]
         self._roots: dict[int, list[int]] = {}
         self._checksums: dict[int, list[list[int]]] = {}  # by index, of values that code may write to unseen (Rule R19)
         self._exposed: set[int] = set()  # the storages whose address was taken
@@ -62,8 +64,8 @@ class Known:
         """The current values in the tensor's storage."""
         return self._roots.get(storage_of(tensor), ())
 
-    def external(self, tensor: torch.Tensor, origin: str, source: int) -> int:
-        """The value of a tensor that no operator of the block made."""
+    def external(self, tensor: torch.Tensor, origin: str, source: int, alias: torch.Tensor | None = None) -> int:
+        """The value of a tensor that no operator of the block made. `alias`: what is held of it; None: a new alias."""
         require_plain(tensor)
         known = self._value(tensor)
         if known is not None:
@@ -71,7 +73,8 @@ class Known:
         index = len(self.values)
         facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
         name, geometry = f"{origin}.{source}", Geometry.of(tensor)
-        self._add(tensor, RecordedValue(index, name, origin, geometry, source=source, **facts))
+        held = tensor.detach() if alias is None else alias
+        self._add(held, RecordedValue(index, name, origin, geometry, source=source, **facts))
         return index
 
     def made(self, tensor: torch.Tensor, op: RecordedOp, output: int, dynamic: bool = False) -> int:
@@ -80,14 +83,14 @@ class Known:
         name = f"{op.short_name}{op.index}" + (f".{output}" if output else "")
         facts = {"producer": op.index, "output": output, "dynamic": dynamic}
         index = len(self.values)
-        self._add(tensor, RecordedValue(index, name, "made", Geometry.of(tensor), **facts))
+        self._add(tensor.detach(), RecordedValue(index, name, "made", Geometry.of(tensor), **facts))
         return index
 
     def handed_on(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> None:
         """A new value for a generator's state that `op` has returned (Rule R16). No operator counts as its producer."""
         require_plain(tensor)
         index, name = len(self.values), f"{op.short_name}{op.index}.{output}"
-        self._add(tensor, RecordedValue(index, name, "state", Geometry.of(tensor), source=index))
+        self._add(tensor.detach(), RecordedValue(index, name, "state", Geometry.of(tensor), source=index))
 
     def overwritten(self, tensor: torch.Tensor, op: RecordedOp, output: int) -> list[int]:
         """Rule R4: mark the values in the storage that `op` has written to. Returns the new values in their place.
@@ -152,7 +155,7 @@ class Known:
     def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self.values.append(replace(value, device=tensor.device.type))
         with torch.no_grad():
-            self.tensors.append(tensor.detach())
+            self.tensors.append(tensor)
             if self._is_all_exposed or storage_of(tensor) in self._exposed:
                 self._store_checksum(value.index)
         self._roots.setdefault(storage_of(tensor), []).append(value.index)
@@ -181,14 +184,13 @@ class Known:
         return None
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
-        """The value of the buffer that has all of the tensor's bytes, which it is from now on."""
+        """Which buffer `tensor` is part of. Another one in the same memory may be elsewhere in a later call."""
         storage, (start, stop) = storage_of(tensor), span(tensor)
-        for owner, path, buffer in self._buffers:
-            if buffer.layout == torch.strided and storage_of(buffer) == storage:
-                low, high = span(buffer)
-                if low <= start and stop <= high:  # several may lie in one storage, and later be apart
-                    self.buffers.append((weakref.ref(owner), path))
-                    return self.external(buffer, "buffer", len(self.buffers) - 1)
+        for owner, path, buffer, alias in self._buffers:
+            low, high = span(buffer)
+            if storage_of(buffer) == storage and low <= start and stop <= high:
+                self.buffers.append((weakref.ref(owner), path))
+                return self.external(buffer, "buffer", len(self.buffers) - 1, alias)
         return None
 
 

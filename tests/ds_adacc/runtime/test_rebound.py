@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recomputing import compare
+from recomputing import compare, recomputing
 from torch import nn
 
 WIDTH = 8
@@ -68,3 +68,24 @@ def test_each_call_has_the_tensors_that_it_has_read(make):
         return torch.randn(3, WIDTH, requires_grad=True), SimpleNamespace(tensor=torch.randn(3, WIDTH))
 
     compare(make, 5, arguments)
+
+
+class Moved(Block):
+    """It reads a buffer and a tensor in a list, of which backward needs neither, but for recomputing."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(WIDTH))
+        self.listed = [torch.ones(WIDTH)]
+
+    def shift(self, x, given):
+        return self.mean + self.listed[0]
+
+
+@pytest.mark.parametrize("moved", [lambda block: block.mean, lambda block: block.listed[0]], ids=["buffer", "listed"])
+def test_a_write_before_backward_is_an_error_also_in_the_call_that_was_recorded(moved):
+    block = Moved()
+    output = recomputing().checkpoint(block, torch.randn(3, WIDTH, requires_grad=True))
+    moved(block).add_(1)
+    with pytest.raises(RuntimeError, match=r"value buffer\..* of shape \(8,\).*modified by an in-place operation"):
+        output.sum().backward()
