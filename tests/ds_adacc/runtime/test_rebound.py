@@ -70,6 +70,22 @@ def test_each_call_has_the_tensors_that_it_has_read(make):
     compare(make, 5, arguments)
 
 
+class Halves(Block):
+    """It multiplies by two tensors of its own."""
+
+    def shift(self, x, given):
+        return self.left * self.right.exp()
+
+
+def test_parts_of_one_memory_may_lie_apart_in_a_later_call():
+    def arguments(block, step):
+        parts = torch.randn(2, WIDTH)
+        block.left, block.right = parts if step < 2 else map(torch.clone, parts)
+        return (torch.randn(3, WIDTH, requires_grad=True),)
+
+    assert compare(Halves, 4, arguments).recordings == 1
+
+
 class Moved(Block):
     """It reads a buffer and a tensor in a list, of which backward needs neither, but for recomputing."""
 
