@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ds_adacc.python_state.content import SCALARS, Items, is_known_by_identity
 
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer, types.NoneType)
-_DEEPSPEEDS = ("ds_", "_ds_")  # how the names begin of what DeepSpeed sets on parameters
 _DEPTH = 4
 _MOST = 256  # things that are looked at within one attribute
 
@@ -28,15 +27,15 @@ Path = tuple[Any, ...]
 def inside(tensor: torch.Tensor | None) -> Items:
     """What a tensor of a class of its own holds, by attribute.
 
-    Those are the tensors that it wraps. A parameter that wraps none has its attributes, in which bitsandbytes keeps
-    scales.
+    Those are the tensors that it wraps. A frozen parameter that wraps none has its attributes, in which bitsandbytes
+    keeps scales. Those of a trained one are mostly an optimizer's, and change at every step.
     """
     if type(tensor) in _PLAIN or is_lazy(tensor):
         return []
     if is_traceable_wrapper_subclass(tensor):
         return [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
-    if isinstance(tensor, nn.Parameter):
-        return [(name, value) for name, value in vars(tensor).items() if not name.startswith(_DEEPSPEEDS)]
+    if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+        return [(name, value) for name, value in vars(tensor).items() if not _is_deepspeeds(name, value)]
     return []
 
 
@@ -70,6 +69,11 @@ def tensor_at(holder: Any, path: Path) -> Any:
         except LookupError:
             return None
     return holder
+
+
+def _is_deepspeeds(name: str, value: Any) -> bool:
+    """Whether DeepSpeed may have set this attribute of a parameter: it sets functions, and objects of its own."""
+    return name.startswith("ds_") or callable(value) or type(value).__module__.partition(".")[0] == "deepspeed"
 
 
 def _parts(thing: Any) -> Items:

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from quantized import scaled, wrapping
+from quantized import Scaled, scaled, wrapping
 from torch import nn
 
 from ds_adacc.python_state.reading import read
@@ -93,6 +93,16 @@ def test_what_deepspeed_sets_is_no_state_of_the_block():
     before = state(block)
     for count, name in enumerate(("ds_id", "ds_grads_remaining", "ds_recompute_parameters")):
         setattr(block.fc[0], name, count)
+    assert state(block, before).marks == before.marks
+
+
+def test_what_deepspeed_sets_on_parameters_of_other_classes_is_no_state_of_the_block():
+    """Under ZeRO-1 and 2 on those that it trains, under ZeRO-3 on all."""
+    block, optimizer = Block(), type("Optimizer", (), {"__module__": "deepspeed.runtime.zero.stage3"})()
+    block.u, frozen = Scaled(torch.ones(4)), block.scaled.weight
+    before = state(block)
+    block.u.grad_accum = torch.ones(4)
+    frozen.ds_status, frozen._z3_optimizer, frozen.all_gather = 1, optimizer, lambda: optimizer
     assert state(block, before).marks == before.marks
 
 
