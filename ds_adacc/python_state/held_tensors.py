@@ -65,10 +65,16 @@ def tensor_at(holder: Any, path: Path) -> Any:
     for key in path:
         base = _container(holder)
         try:
-            holder = getattr(holder, key, None) if base is None else base.__getitem__(holder, key)
+            holder = _attribute(holder, key) if base is None else base.__getitem__(holder, key)
         except LookupError:
             return None
     return holder
+
+
+def _attribute(holder: Any, name: str) -> Any:
+    """What the object itself holds under this name, as `held_tensors` has found it: a property may compute more."""
+    own = getattr(holder, "__dict__", {})
+    return own[name] if name in own else getattr(holder, name, None)
 
 
 def _is_deepspeeds(name: str, value: Any) -> bool:

@@ -160,6 +160,27 @@ def test_a_recording_keeps_no_key_alive_under_which_the_block_holds_a_tensor():
     assert key() is None and not recording.buffers
 
 
+class Doubled:
+    """Gives twice the tensor that it was set to."""
+
+    @property
+    def shift(self):
+        return vars(self)["shift"] * 2
+
+    @shift.setter
+    def shift(self, shift):
+        vars(self)["shift"] = shift
+
+
+def test_a_tensor_that_a_property_reads_is_the_one_that_the_block_holds():
+    block, x = Tables(), torch.randn(3, 4, requires_grad=True)
+    block.kept = Doubled()
+    block.kept.shift = torch.rand(4)
+    recording = record(block, (x,), {})
+    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+
+
 def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
     block, x = Tables(), torch.randn(3, 4, requires_grad=True)
     recording = record(block, (x,), {})
