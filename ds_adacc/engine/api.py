@@ -101,7 +101,7 @@ def initialize(
             mesh_param=mesh_param,
             config_params=config_params,
         )
-        refuse_unlike_sections(section)
+        refuse_unlike_sections(result[0], section)
         if section is not None and model is not None:
             if blocks and stage == 3:
                 undo.callback(make_late_leaves(result[0], blocks))
@@ -146,7 +146,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
                 "adacc: this engine already runs with another section; attach once, or with the same section"
             )
         return served
-    refuse_unlike_sections(section)
+    refuse_unlike_sections(engine, section)
     if section is not None and section.compact is not None:
         raise ConfigError(
             "adacc.compact: it changes what the optimizer trains, so that an existing engine cannot take it up; call "

@@ -4,7 +4,7 @@ import pytest
 from launch import on_ranks, told
 
 pytestmark = pytest.mark.ranks
-ADVICE = ". All ranks need the same section. If ADACC_CONFIG gives it, set that on every machine"
+ADVICE = ". Both ranks need the same section. If ADACC_CONFIG gives it, set that on every machine"
 BUDGET = "adacc.memory_budget = 0.5 on rank 0, and 0.4 on rank 1" + ADVICE
 MISSING = "adacc: rank 0 has this section; rank 1 has none, or one that is disabled" + ADVICE
 
@@ -23,3 +23,7 @@ def test_unlike_sections_are_an_error_on_every_rank(ranks):
         assert rank["none"] == rank["disabled"] == rank["attach disabled"] == MISSING
         assert rank["other rectifier"].startswith("adacc.rectifier = enabled=True max_interval=1024 ")
         assert rank["other rectifier"].endswith(ADVICE)
+
+
+def test_no_rank_waits_for_those_without_the_engine_and_stages_may_differ(ranks):
+    assert [(rank["alone"], rank["stages"]) for rank in ranks] == [(True, 1)] * 2
