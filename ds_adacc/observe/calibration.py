@@ -162,8 +162,11 @@ def _is_doubted(excess: Correction, known: KnownType) -> bool:
     """Whether the excess is more than the block itself can take: then something else has allocated while it ran.
 
     In forward, Python variables may keep all that the block ever makes. In backward, a prediction is not off by more
-    than all that a call takes without checkpointing.
+    than all that a call takes without checkpointing. A block that takes next to nothing is not doubted for as little:
+    following a call takes a few states of the CPU's generator, of 5 KB each.
     """
+    if _size(excess) < _NEGLIGIBLE:
+        return False
     retained, made = _retained(known), sum(value.nbytes for value in known.agreed.spec.profile.graph.values)
     return abs(excess.forward) > max(made, retained) or abs(excess.backward or 0) > retained
 

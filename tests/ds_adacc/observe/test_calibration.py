@@ -273,6 +273,19 @@ def test_more_than_the_whole_block_is_doubted(caplog):
     assert re.match(r"while blocks like GPTBlock ran, 10..\... MiB more than planned was allocated\. ", warning)
 
 
+def test_what_follows_a_call_of_a_tiny_block_is_not_told_as_that_of_others(caplog):
+    """It takes a few states of the generator, which are larger than all that the block makes."""
+
+    def make():
+        return nn.Sequential(nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.GELU(), nn.Dropout(0.1))
+
+    training = Training(make, memory_budget=0.9, rectifier={"enabled": False})
+    for time in (3, 4, 6, 5):
+        training.compare(time, batch=1)
+    assert training.runtime.controller.observation is not None
+    assert not [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_a_profiler_on_another_thread(caplog):
     over = threading.Event()
     began = threading.Event()
