@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,18 +11,21 @@ from fractions import Fraction
 _MOST_FACTORS = 3  # batch x length x length, as in written-out attention
 _MOST_VARIABLES = 4  # more would fit anything to a few examples
 
+# A variable, by index, or the total of two: two inputs that are joined are as long as both.
+Total = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Formula:
-    """`factor` times the product of these variables (by index, one may occur several times), plus `offset`."""
+    """`factor` times the product of these variables and totals (one may occur several times), plus `offset`."""
 
     factor: Fraction
-    variables: tuple[int, ...]
+    totals: tuple[Total, ...]
     offset: Fraction
 
     def at(self, sizes: Sequence[int]) -> int | None:
         """The number at these values of the variables; None if it is not whole."""
-        number = self.factor * _product(self.variables, sizes) + self.offset
+        number = self.factor * _product(self.totals, sizes) + self.offset
         return int(number) if number.denominator == 1 else None
 
 
@@ -54,8 +58,8 @@ class Variables:
 def fit(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula | None:
     """The simplest formula that gives each example's number; None if there is none.
 
-    `variables`: by variable, its value in each example. A product is simpler than a sum, and fewer factors are simpler.
-    With two examples, a sum fits any two numbers.
+    `variables`: by variable, its value in each example. A product is simpler than a line, fewer factors are simpler,
+    and variables are simpler than totals. With two examples, a line fits any two numbers.
     """
     formula = proportional(numbers, variables)
     return formula or next(filter(None, (_line(numbers, *each) for each in _products(variables))), None)
@@ -71,7 +75,7 @@ def proportional(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> 
     return None
 
 
-def _line(numbers: Sequence[int], chosen: tuple[int, ...], values: Sequence[int]) -> Formula | None:
+def _line(numbers: Sequence[int], chosen: tuple[Total, ...], values: Sequence[int]) -> Formula | None:
     low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
     if values[low] == values[high]:
         return None
@@ -81,15 +85,24 @@ def _line(numbers: Sequence[int], chosen: tuple[int, ...], values: Sequence[int]
     return Formula(factor, chosen, offset) if fits else None
 
 
-def _products(variables: Sequence[Sequence[int]]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """The variables of each product, fewer first, and its value in each example."""
+def _products(variables: Sequence[Sequence[int]]) -> Iterator[tuple[tuple[Total, ...], list[int]]]:
+    """What each product is of, the simplest first, and its value in each example."""
+    single = [(index,) for index in range(len(variables))]
+    for chosen in itertools.chain(_with_repeats(single), _with_a_total(single)):
+        yield chosen, [_product(chosen, example) for example in zip(*variables, strict=True)]
+
+
+def _with_repeats(of: Sequence[Total]) -> Iterator[tuple[Total, ...]]:
     for factors in range(1, _MOST_FACTORS + 1):
-        for chosen in itertools.combinations_with_replacement(range(len(variables)), factors):
-            yield chosen, [_product(chosen, example) for example in zip(*variables, strict=True)]
+        yield from itertools.combinations_with_replacement(of, factors)
 
 
-def _product(variables: tuple[int, ...], sizes: Sequence[int]) -> int:
-    product = 1
-    for variable in variables:
-        product *= sizes[variable]
-    return product
+def _with_a_total(single: Sequence[Total]) -> Iterator[tuple[Total, ...]]:
+    """Products of one total of two variables, perhaps several times, and of single ones."""
+    for one, other in itertools.combinations(single, 2):
+        total = one + other
+        yield from (chosen for chosen in _with_repeats([total, *single]) if total in chosen)
+
+
+def _product(totals: tuple[Total, ...], sizes: Sequence[int]) -> int:
+    return math.prod(sum(sizes[variable] for variable in total) for total in totals)

@@ -22,6 +22,10 @@ from ds_adacc.python_state.closure import closure_of
         ((5, 7, 7), (5, 9), 10),  # one more
         ((-1, -3, -3), (5, 9), -6),  # falling
         ((32, 72, 144), (5, 9), 5 * 81),  # three factors
+        ((6, 8, 10), (5, 9), 14),  # both together
+        ((24, 48, 60), (5, 9), 9 * 14),  # both together, for each of the second
+        ((108, 192, 300), (5, 9), 3 * 14 * 14),  # each with each
+        ((7, 9, 11), (5, 9), 15),  # both together, and one more
     ],
 )
 def test_a_number_follows_the_sizes(numbers, at, expected):
@@ -31,9 +35,14 @@ def test_a_number_follows_the_sizes(numbers, at, expected):
     assert found == expected if isinstance(expected, int) and numbers[0] != 8 else found is None
 
 
-def test_a_product_is_simpler_than_a_sum():
-    assert fit((4, 16), [(2, 4)]) == Formula(1, (0, 0), 0)
-    assert fit((5, 17), [(2, 4)]) == Formula(6, (0,), -7)
+def test_a_product_is_simpler_than_a_line():
+    assert fit((4, 16), [(2, 4)]) == Formula(1, ((0,), (0,)), 0)
+    assert fit((5, 17), [(2, 4)]) == Formula(6, ((0,),), -7)
+
+
+def test_a_product_is_simpler_than_one_of_a_total():
+    assert fit((12, 24), [(2, 3), (4, 9)]) == Formula(2, ((0, 1),), 0)
+    assert fit((12, 18), [(2, 3), (4, 6)]) == Formula(6, ((0,),), 0), "the total is as good"
 
 
 def test_numbers_that_follow_nothing_have_no_formula():

@@ -4,7 +4,10 @@ import itertools
 import random
 
 import pytest
+import torch
 import zoo
+from any_size import Training
+from torch import nn
 from two_programs import TwoPrograms
 
 from ds_adacc.plan import coordinator
@@ -122,3 +125,30 @@ def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
     for names in itertools.combinations(before, 2):
         controller.new_sizes.adopter.adopt_all(controller.agreement.alive(names))
     assert len(before) >= 4 and planned_types(controller) == before
+
+
+class Joined(nn.Module):
+    """Attention over an image and a text together, as in the blocks of a diffusion transformer."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(zoo.WIDTH, 3 * zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x, text):
+        heads = self.qkv(torch.cat((text, x), 1)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        scores = (heads[0] @ heads[1].mT).softmax(-1) @ heads[2]
+        return x + self.out(scores.transpose(1, 2).flatten(2)[:, text.shape[1] :])
+
+
+def test_two_inputs_that_are_joined_are_predicted_at_any_two_lengths():
+    training = Training(Joined, rectifier={"enabled": False})
+    sizes = ((2, 16, 7), (2, 12, 9), (3, 20, 8), (2, 13, 11))
+    later = ((2, 14, 10), (3, 19, 8), (1, 12, 7), (2, 18, 18), (3, 15, 7))
+    for batch, time, length in sizes:
+        training.compare(time, batch, text=torch.randn(batch, length, zoo.WIDTH))
+    recorded = training.runtime.recordings
+    for batch, time, length in later:
+        training.compare(time, batch, text=torch.randn(batch, length, zoo.WIDTH))
+    assert training.runtime.recordings == recorded
+    (policies,) = training.runtime.controller.plan.policies.values()
+    assert any(None in policy.stores for policy in policies), "something is recomputed"
