@@ -10,7 +10,7 @@ from operator import itemgetter
 from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.profile.block_graph import block_graph
-from ds_adacc.program.formula import Variables, proportional
+from ds_adacc.program.formula import Variables
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 
@@ -39,7 +39,7 @@ class SymbolicProfile:
         if len(self._measured) < 2:
             return None
         known, (one, other) = Variables([each.lengths for each in self._measured]), self._measured.values()
-        between = _Between(one, other, block_graph(recording), known.seen, known.values_at(sizes.lengths))
+        between = _Between(one, other, block_graph(recording), known, known.values_at(sizes.lengths))
         channels = zip(*self._channels, _channels(recording), strict=True)
         return between.profile([len(set(at_each)) == 1 for at_each in channels])
 
@@ -54,7 +54,7 @@ class _Between:
     one: planner.Profile
     other: planner.Profile
     graph: planner.BlockGraph
-    variables: Sequence[Sequence[int]]
+    variables: Variables
     values: Sequence[int] | None
 
     def profile(self, has_same_channels: Sequence[bool]) -> planner.Profile:
@@ -109,7 +109,7 @@ class _Line:
 
     measured: Sequence[int]
     wanted: int
-    variables: Sequence[Sequence[int]]
+    variables: Variables
     values: Sequence[int] | None
 
     def at(self, numbers: Sequence[float]) -> float:
@@ -125,7 +125,7 @@ class _Line:
 
     def whole(self, numbers: Sequence[int]) -> int:
         """The whole number there: by a formula, or else on the line, rounded up."""
-        formula = proportional(numbers, self.variables)
+        formula = self.variables.proportional(numbers)
         number = None if formula is None or self.values is None else formula.at(self.values)
         return max(math.ceil(self.at(numbers)) if number is None else number, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -54,25 +55,29 @@ class Variables:
                 return None
         return tuple(values[column] for column in self.seen)
 
+    def fit(self, numbers: Sequence[int]) -> Formula | None:
+        """The simplest formula that gives each example's number; None if there is none.
 
-def fit(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula | None:
-    """The simplest formula that gives each example's number; None if there is none.
+        A product is simpler than a line, fewer factors are simpler, and variables are simpler than totals. With two
+        examples, a line fits any two numbers.
+        """
+        lines = (_line(numbers, chosen, values) for chosen, values in self._products)
+        return self.proportional(numbers) or next(filter(None, lines), None)
 
-    `variables`: by variable, its value in each example. A product is simpler than a line, fewer factors are simpler,
-    and variables are simpler than totals. With two examples, a line fits any two numbers.
-    """
-    formula = proportional(numbers, variables)
-    return formula or next(filter(None, (_line(numbers, *each) for each in _products(variables))), None)
+    def proportional(self, numbers: Sequence[int]) -> Formula | None:
+        """The simplest formula of these that is constant or a product; None if there is none."""
+        if len(set(numbers)) == 1:
+            return Formula(Fraction(0), (), Fraction(numbers[0]))
+        for chosen, values in self._products:
+            if values[0] and all(n * values[0] == numbers[0] * v for n, v in zip(numbers, values, strict=True)):
+                return Formula(Fraction(numbers[0], values[0]), chosen, Fraction(0))
+        return None
 
-
-def proportional(numbers: Sequence[int], variables: Sequence[Sequence[int]]) -> Formula | None:
-    """The simplest formula of these that is constant or a product; None if there is none."""
-    if len(set(numbers)) == 1:
-        return Formula(Fraction(0), (), Fraction(numbers[0]))
-    for chosen, values in _products(variables):
-        if values[0] and all(n * values[0] == numbers[0] * v for n, v in zip(numbers, values, strict=True)):
-            return Formula(Fraction(numbers[0], values[0]), chosen, Fraction(0))
-    return None
+    @functools.cached_property
+    def _products(self) -> list[tuple[tuple[Total, ...], list[int]]]:
+        """The products of the variables, the simplest first, with the value of each in each example."""
+        examples = list(zip(*self.seen, strict=True))
+        return [(chosen, [_product(chosen, sizes) for sizes in examples]) for chosen in _products(len(self.seen))]
 
 
 def _line(numbers: Sequence[int], chosen: tuple[Total, ...], values: Sequence[int]) -> Formula | None:
@@ -85,11 +90,10 @@ def _line(numbers: Sequence[int], chosen: tuple[Total, ...], values: Sequence[in
     return Formula(factor, chosen, offset) if fits else None
 
 
-def _products(variables: Sequence[Sequence[int]]) -> Iterator[tuple[tuple[Total, ...], list[int]]]:
-    """What each product is of, the simplest first, and its value in each example."""
-    single = [(index,) for index in range(len(variables))]
-    for chosen in itertools.chain(_with_repeats(single), _with_a_total(single)):
-        yield chosen, [_product(chosen, example) for example in zip(*variables, strict=True)]
+def _products(variables: int) -> Iterator[tuple[Total, ...]]:
+    """What each product is of, the simplest first."""
+    single = [(index,) for index in range(variables)]
+    return itertools.chain(_with_repeats(single), _with_a_total(single))
 
 
 def _with_repeats(of: Sequence[Total]) -> Iterator[tuple[Total, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, substitute_numbers
-from ds_adacc.program.formula import Variables, fit
+from ds_adacc.program.formula import Variables
 from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
@@ -176,7 +176,7 @@ class SymbolicProgram:
             return None
         found = {}
         for column in set(zip(*self._numbers, strict=True)):
-            formula = fit(column, variables.seen)
+            formula = variables.fit(column)
             number = None if formula is None else formula.at(values)
             if number is None:
                 return None

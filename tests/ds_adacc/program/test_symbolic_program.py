@@ -6,7 +6,7 @@ import zoo
 from recorded import profile_of, record, under
 
 from ds_adacc import planner
-from ds_adacc.program.formula import Formula, Variables, fit
+from ds_adacc.program.formula import Formula, Variables
 from ds_adacc.program.signature import Signature, describe, flatten
 from ds_adacc.program.symbolic_program import Example, SymbolicProgram, fits
 from ds_adacc.python_state.closure import closure_of
@@ -30,23 +30,23 @@ from ds_adacc.python_state.closure import closure_of
 )
 def test_a_number_follows_the_sizes(numbers, at, expected):
     variables = Variables([(2, 4), (2, 6), (4, 6)])
-    formula = fit(numbers, variables.seen)
+    formula = variables.fit(numbers)
     found = formula.at(variables.values_at(at))
     assert found == expected if isinstance(expected, int) and numbers[0] != 8 else found is None
 
 
 def test_a_product_is_simpler_than_a_line():
-    assert fit((4, 16), [(2, 4)]) == Formula(1, ((0,), (0,)), 0)
-    assert fit((5, 17), [(2, 4)]) == Formula(6, ((0,),), -7)
+    assert Variables([(2,), (4,)]).fit((4, 16)) == Formula(1, ((0,), (0,)), 0)
+    assert Variables([(2,), (4,)]).fit((5, 17)) == Formula(6, ((0,),), -7)
 
 
 def test_a_product_is_simpler_than_one_of_a_total():
-    assert fit((12, 24), [(2, 3), (4, 9)]) == Formula(2, ((0, 1),), 0)
-    assert fit((12, 18), [(2, 3), (4, 6)]) == Formula(6, ((0,),), 0), "the total is as good"
+    assert Variables([(2, 4), (3, 9)]).fit((12, 24)) == Formula(2, ((0, 1),), 0)
+    assert Variables([(2, 4), (3, 6)]).fit((12, 18)) == Formula(6, ((0,),), 0), "the total is as good"
 
 
 def test_numbers_that_follow_nothing_have_no_formula():
-    assert fit((4, 5, 7), [(2, 3, 4)]) is None
+    assert Variables([(2,), (3,), (4,)]).fit((4, 5, 7)) is None
 
 
 def test_sizes_that_the_examples_do_not_tell_of():
