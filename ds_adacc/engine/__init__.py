@@ -4,7 +4,7 @@ The input is a model or an engine with an "adacc" section in its ds_config. The 
 wrapped and `engine.adacc` set.
 
 * `api`: `initialize` and `attach`; `adacc`: the class of `engine.adacc`;
-* `same_section`: refuses ranks with unlike sections;
+* `planning_ranks`: which ranks plan together; refuses them if their sections differ;
 * `engine_methods`: the list of all methods of the engine that ds_adacc patches;
 * `zero3`: makes blocks ZeRO-3 leaf modules; `pipeline`: functions for DeepSpeed's pipelines only;
 * `save_load`: saves and restores the plan with the engine's checkpoints; `state_file`: its file format;

@@ -8,7 +8,6 @@ from typing import Any
 
 import deepspeed
 import torch
-import torch.distributed as dist
 from deepspeed import initialize as deepspeed_initialize
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -23,7 +22,7 @@ from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
 from ds_adacc.engine.gradient_checkpointing import restore_gradient_checkpointing, take_over_gradient_checkpointing
-from ds_adacc.engine.same_section import refuse_unlike_sections
+from ds_adacc.engine.planning_ranks import planning_ranks, refuse_unlike_sections
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
@@ -212,7 +211,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     is_pipeline = isinstance(engine, PipelineEngine)
     if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
         blocks = {}
-    ranks = _planning_ranks(engine, section.solver.max_seconds)
+    ranks = Ranks(planning_ranks(engine), section.solver.max_seconds)
     if compact is not None:
         # Torch's own seed, so that a seeded script has the same projections each time.
         compact.begin(engine, ranks.from_first(torch.initial_seed()))
@@ -264,18 +263,6 @@ def _leave_alone(engine: Any) -> None:
     checkpointing.registry.unregister_model(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
-
-
-def _planning_ranks(engine: Any, max_seconds: float) -> Ranks:
-    """The ranks that plan together and run the same policies.
-
-    These are all ranks, because shards of a tensor or of the data need the same collectives in the same order. In a
-    pipeline each stage plans alone: stages run different layers, and hold different numbers of micro-batches.
-    """
-    if not dist.is_initialized():
-        return Ranks()
-    members = pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else dist.group.WORLD
-    return Ranks(members, max_seconds)
 
 
 def _summary(blocks: dict[str, nn.Module]) -> str:

@@ -42,8 +42,3 @@ def layer_classes(module: Any) -> set[str]:
 
     classes = (layer.typename if isinstance(layer, LayerSpec) else class_of(layer) for layer in module._layer_specs)
     return {each.__name__ for each in classes}
-
-
-def stage_ranks(engine: Any) -> list[int]:
-    """The ranks of this rank's stage. They run the same layers, hold as many micro-batches, and need the same plan."""
-    return engine.module.topology().filter_match(pipe=engine.stage_id)

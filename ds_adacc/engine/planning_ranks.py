@@ -1,19 +1,31 @@
-"""Refuses an engine whose ranks have unlike "adacc" sections: they would wait for each other at unlike steps."""
+"""The ranks that plan together. With unlike "adacc" sections they would wait for each other, so these are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from ds_adacc.config import ENVIRONMENT, SECTION, AdaccConfig, ConfigError
-from ds_adacc.engine import pipeline
+
+
+def planning_ranks(engine: Any) -> Sequence[int]:
+    """The ranks that plan together and run the same policies. Without torch.distributed there are none.
+
+    These are all ranks, because shards of a tensor or of the data need the same collectives in the same order. In a
+    pipeline each stage plans alone: stages run different layers, and hold different numbers of micro-batches.
+    """
+    if not dist.is_initialized():
+        return ()
+    if isinstance(engine, PipelineEngine):
+        return engine.module.topology().filter_match(pipe=engine.stage_id)
+    return range(dist.get_world_size())
 
 
 def refuse_unlike_sections(engine: Any, section: AdaccConfig | None) -> None:
-    """Compare this rank's section with those of all others, in a pipeline of its stage; None: it has none.
+    """Compare this rank's section with those of the ranks that it plans with; None: it has none.
 
     Every rank that has made the engine must call. An `mpu` may say that not all have: then nothing is compared, as
     the others would be waited for.
@@ -24,8 +36,7 @@ def refuse_unlike_sections(engine: Any, section: AdaccConfig | None) -> None:
         return
     everyone: list[AdaccConfig | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, section)
-    ranks = pipeline.stage_ranks(engine) if isinstance(engine, PipelineEngine) else range(len(everyone))
-    difference = _difference({rank: everyone[rank] for rank in ranks})
+    difference = _difference({rank: everyone[rank] for rank in planning_ranks(engine)})
     if difference:
         raise ConfigError(
             f"{difference}. Both ranks need the same section. If {ENVIRONMENT} gives it, set that on every machine"
