@@ -192,23 +192,3 @@ def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
     with pytest.raises(KeyError):
         run(x)
     assert calls[1].diverged
-
-
-class Halves(torch.nn.Module):
-    """A layer that reads the second of two attributes, which share a storage at first."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.rand(2, 4).unbind()
-
-    def forward(self, x):
-        return (x * self.second.exp()).tanh()
-
-
-def test_attributes_that_share_a_storage_may_later_lie_apart():
-    block, x = Halves(), torch.randn(3, 4, requires_grad=True)
-    recording = record(block, (x,), {})
-    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    block.first, block.second = torch.rand(2, 4)[0], torch.rand(4)
-    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
-    assert not calls[0].diverged
