@@ -125,8 +125,8 @@ class _Line:
 
     def whole(self, numbers: Sequence[int]) -> int:
         """The whole number there: by a formula, or else on the line, rounded up."""
-        formula = self.variables.proportional(numbers)
-        number = None if formula is None or self.values is None else formula.at(self.values)
+        formula = None if self.values is None else self.variables.proportional(numbers)
+        number = None if formula is None else formula.at(self.values)
         return max(math.ceil(self.at(numbers)) if number is None else number, 0)
 
 
