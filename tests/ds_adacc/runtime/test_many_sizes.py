@@ -1,5 +1,6 @@
 """More input sizes, and more block types, than are remembered: none is forgotten while it is needed."""
 
+import pytest
 import torch
 import zoo
 from torch import nn
@@ -57,6 +58,7 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     assert controller.plan is plan and not controller.agreement.undecided
 
 
+@pytest.mark.usefixtures("equal_times")
 def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch):
     monkeypatch.setattr(agreements, "_REMEMBERED", 3)
     training = TwoPrograms(by_size=True, max_interval=2)
