@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accuracy_run import ARMS, EXACT, PARTS, Run, Setting
 from injections import INJECTIONS
+from markdown_table import markdown_table
 from origin import as_list, origin
 
 from ds_adacc.environment import device_name
@@ -109,13 +110,11 @@ def _peak_ratios(rows: Rows) -> list[float]:
     return ratios
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> str:
+def losses_table(found: Sequence[Mapping[str, Any]]) -> str:
     """One line for each injection and arm."""
-    lines = [
-        "| injection | arm | seeds | validation loss, end | mean | training loss, end | mean "
-        "| gradient error, injection | end | re-plans | MiB held | peak |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["injection", "arm", "seeds", "validation loss, end", "mean", "training loss, end", "mean"]
+    header += ["gradient error, injection", "end", "re-plans", "MiB held", "peak"]
+    rows = []
     for one in found:
         sign = "" if one["arm"] == EXACT else "+"
         keys = ("validation_end", "validation_mean", "training_end", "training_mean")
@@ -124,19 +123,19 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         plans = "" if one["arm"] == EXACT else ", ".join(map(str, one["plans"]))
         held = "" if one["held"] is None else f"{one['held'][0] / MIB:.1f}"
         peak = "" if one["peak"] is None else f"{one['peak'][0]:.2f}"
-        lines.append(f"| {' | '.join([*cells, plans, held, peak])} |")
-    return "\n".join(lines)
+        rows.append([*cells, plans, held, peak])
+    return markdown_table(header, rows)
 
 
 def parts_table(found: Sequence[Mapping[str, Any]]) -> str:
     """The gradient error of each part of the model."""
-    lines = [f"| injection | arm | when | {' | '.join(PARTS.values())} |", f"|---|---|---|{'---|' * len(PARTS)}"]
+    rows = []
     for one in found:
         for when, key in (("injection", "errors_at_injection"), ("end", "errors_at_end")):
             if one[key] is not None:
-                errors = " | ".join(_number(one[key][part]) for part in PARTS.values())
-                lines.append(f"| {one['injection']} | {one['arm']} | {when} | {errors} |")
-    return "\n".join(lines)
+                errors = (_number(one[key][part]) for part in PARTS.values())
+                rows.append([one["injection"], one["arm"], when, *errors])
+    return markdown_table(["injection", "arm", "when", *PARTS.values()], rows)
 
 
 def _ends(ends: Mapping[int, Mapping[str, Any]]) -> str:
@@ -207,10 +206,11 @@ def report(setting: Setting, work: Path, out: Path) -> None:
     document = {**about, "setting": asdict(setting), "rows": found}
     (out / "accuracy.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     tables = (
-        f"{table(found)}\n\nLosses of {EXACT!r} are absolute, all others are differences to it of the same seed and "
-        "injection; ± is the standard deviation over seeds. The training loss at the end is the mean of the last "
-        "quarter of the steps. The gradient error is ‖g - g₀‖ / ‖g₀‖ of one batch. The peak is the observed one over "
-        f"that without checkpointing.\n\nGradient error by part of the model:\n\n{parts_table(found)}\n"
+        f"{losses_table(found)}\n\n"
+        f"Losses of {EXACT!r} are absolute, all others are differences to it of the same seed and injection; "
+        "± is the standard deviation over seeds. The training loss at the end is the mean of the last quarter of the "
+        "steps. The gradient error is ‖g - g₀‖ / ‖g₀‖ of one batch. The peak is the observed one over that without "
+        f"checkpointing.\n\nGradient error by part of the model:\n\n{parts_table(found)}\n"
     )
     (out / "accuracy.md").write_text(
         f"{setting.exact} exact steps, an injection, {setting.steps} steps\n\n{tables}\n{as_list(about)}\n"

@@ -24,6 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from origin import origin
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
 
@@ -101,12 +102,10 @@ def measure_memory(name: str, work: Path) -> dict[str, Any]:
     return {"strategy": name, **json.loads(result.read_text())}
 
 
-def losses_table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def losses_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """A row for each arm: losses, their differences to full training of the same seed, and those of the paper."""
-    lines = [
-        "| arm | seeds | training loss | validation loss | above full training | CPU time of a step | paper |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["arm", "seeds", "training loss", "validation loss", "above full training", "CPU time of a step", "paper"]
+    rows = []
     full = {run["seed"]: run for run in runs if run["arm"] == FULL}
     for arm in (FULL, *RANKS):
         found = [run for run in runs if run["arm"] == arm]
@@ -115,31 +114,30 @@ def losses_table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         paired = [run for run in found if run["seed"] in full]
         above = [run["validation_loss"] - full[run["seed"]]["validation_loss"] for run in paired]
         paper = ", ".join(f"{mine - whole:+.2f}" for mine, whole in zip(PAPER[arm], PAPER[FULL], strict=True))
-        cells = (
-            arm,
-            len(found),
-            _spread([run["training_loss"] for run in found], "{:.4f}"),
-            _spread([run["validation_loss"] for run in found], "{:.4f}"),
-            "" if arm == FULL or not above else _spread(above, "{:+.4f}"),
-            f"{1000 * statistics.fmean(run['cpu_seconds'] for run in found):.0f} ms",
-            "" if arm == FULL else paper,
+        rows.append(
+            (
+                arm,
+                len(found),
+                _spread([run["training_loss"] for run in found], "{:.4f}"),
+                _spread([run["validation_loss"] for run in found], "{:.4f}"),
+                "" if arm == FULL or not above else _spread(above, "{:+.4f}"),
+                f"{1000 * statistics.fmean(run['cpu_seconds'] for run in found):.0f} ms",
+                "" if arm == FULL else paper,
+            )
         )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+    return markdown_table(header, rows)
 
 
-def memory_table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row for each strategy: its bytes, and their sum beside that of no checkpointing."""
     parts = ("weights_bytes", "gradients_bytes", "states_bytes", "activations_bytes")
-    lines = [
-        "| strategy | whole peak | of none | weights | gradients | Adam's states | activations |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["strategy", "whole peak", "of none", "weights", "gradients", "Adam's states", "activations"]
+    lines = []
     wholes = [sum(row[part] for part in parts) for row in rows]
     for row, whole in zip(rows, wholes, strict=True):
         mib = [f"{size / MIB:.1f} MiB" for size in (whole, *(row[part] for part in parts))]
-        lines.append(f"| {row['strategy']} | {mib[0]} | {whole / wholes[0]:.2f} | {' | '.join(mib[1:])} |")
-    return lines
+        lines.append([row["strategy"], mib[0], f"{whole / wholes[0]:.2f}", *mib[1:]])
+    return markdown_table(header, lines)
 
 
 NOTE = """\
@@ -162,7 +160,7 @@ def report(
     document = {**about, "runs": list(runs), "memory": list(memory)}
     (out / "compact.json").write_text(json.dumps(document, indent=1) + "\n")
     sources = [f"- {key}: {value}" for key, value in about.items()]
-    tables = [*losses_table(runs), "", *memory_table(memory)]
+    tables = [losses_table(runs), "", memory_table(memory)]
     (out / "compact.md").write_text("\n".join([*tables, "", NOTE, "", *sources]) + "\n")
     print("\n".join(tables))
 

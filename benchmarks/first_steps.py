@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import train
 import varying
+from markdown_table import markdown_table
 from memory import PeakMemory
 from origin import origin
 from processes import EXACT_MALLOC, alone
@@ -153,13 +154,13 @@ def in_a_process(model: str, codecs: str, budget: int) -> list[tuple[str, int]]:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows for people."""
-    names = ["model", "size", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, STEPS + 1))]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    header = ["model", "size", "codecs", "checkpointing, MiB", *(f"step {number}" for number in range(1, STEPS + 1))]
+    lines = []
     for row in rows:
         size = f"{row.size.layers} x {row.size.width}, {row.size.batch} x {row.size.context}"
         steps = (f"{nbytes / row.checkpointed:.2f} {purpose}" for purpose, nbytes in row.ours)
-        lines.append(f"| {' | '.join((row.model, size, row.codecs, f'{row.checkpointed / 2**20:.0f}', *steps))} |")
-    return "\n".join(lines)
+        lines.append([row.model, size, row.codecs, f"{row.checkpointed / 2**20:.0f}", *steps])
+    return markdown_table(header, lines)
 
 
 def read(path: Path) -> dict[str, Row]:

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from origin import origin
 from varying import PROGRAMS, Program, Size
 
@@ -183,15 +184,14 @@ def nothing() -> None:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows for people."""
-    names = ["program", "steps", "first 60 steps", "of checkpointing"]
-    names += ["new size", "known size", "of checkpointing", "blocks recorded", "plans", "exact"]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    header = ["program", "steps", "first 60 steps", "of checkpointing"]
+    header += ["new size", "known size", "of checkpointing", "blocks recorded", "plans", "exact"]
+    lines = []
     for row in rows:
         ratios = [row.first_60, row.first_60_checkpointing, row.new_size, row.known_size, row.checkpointing]
         cells = [row.program, row.steps, *map(_shown, ratios)]
-        cells += [row.recordings, row.plans, "yes" if row.is_exact else "no"]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        lines.append([*cells, row.recordings, row.plans, "yes" if row.is_exact else "no"])
+    return markdown_table(header, lines)
 
 
 def _shown(ratio: float | None) -> str:
@@ -200,12 +200,12 @@ def _shown(ratio: float | None) -> str:
 
 def by_size(rows: Iterable[Row]) -> str:
     """The ratios of programs of few sizes, size by size."""
-    lines = ["| program | size | first time | later |", "|---|---|---|---|"]
+    lines = []
     for row in rows:
         if len(row.by_size) > 1:
             for size, (first, later) in sorted(row.by_size.items()):
-                lines.append(f"| {row.program} | {size} | {_shown(first)} | {_shown(later)} |")
-    return "\n".join(lines)
+                lines.append([row.program, size, _shown(first), _shown(later)])
+    return markdown_table(["program", "size", "first time", "later"], lines)
 
 
 def read(path: Path) -> dict[str, Row]:

@@ -25,6 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import varying
+from markdown_table import markdown_table
 from memory import PeakMemory
 from origin import origin
 from processes import EXACT_MALLOC, alone
@@ -105,23 +106,14 @@ def in_a_process(lengths: int, steps: int, way: str) -> Run:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows for people."""
-    names = [
-        "lengths",
-        "steps",
-        "plain, MiB",
-        "ds_adacc, MiB",
-        "plain, KiB a step",
-        "ds_adacc, KiB a step",
-        "peak / budget",
-    ]
-    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    header = ["lengths", "steps", "plain, MiB", "ds_adacc, MiB", "plain, KiB a step", "ds_adacc, KiB a step"]
+    lines = []
     for row in rows:
         runs = row.plain, row.ours
         levels = (f"{run.levels[SETTLED] / MIB:.1f} to {run.levels[-1] / MIB:.1f}" for run in runs)
         slopes = (f"{run.slope / 1024:.1f}" for run in runs)
-        cells = [str(row.lengths), str(len(row.ours.levels)), *levels, *slopes, f"{row.ours.worst:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row.lengths, len(row.ours.levels), *levels, *slopes, f"{row.ours.worst:.2f}"])
+    return markdown_table([*header, "peak / budget"], lines)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import random
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from origin import as_list, origin
 from small_models import KINDS, batch_of, loss_of, model_of, types_of
 
@@ -158,11 +159,11 @@ def _tell(sender: Connection, kind: str, name: str) -> None:
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """How many types of each kind had which outcome, and the types with all but the best one."""
     outcomes = IDENTICAL, OTHER, FAILED, REFUSED, NO_BLOCKS, LATE, NOT_TRIED
-    yield "| kind | types | " + " | ".join(outcomes) + " |"
-    yield "|---" * (len(outcomes) + 2) + "|"
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        counts = Counter(row["outcome"] for row in rows if row["kind"] == kind)
-        yield f"| {kind} | {counts.total()} | " + " | ".join(str(counts[outcome]) for outcome in outcomes) + " |"
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        counts[row["kind"]][row["outcome"]] += 1
+    lines = ([kind, found.total(), *(found[outcome] for outcome in outcomes)] for kind, found in counts.items())
+    yield markdown_table(["kind", "types", *outcomes], lines)
     for outcome in outcomes:
         found = [row for row in rows if row["outcome"] == outcome]
         if found and outcome == IDENTICAL:

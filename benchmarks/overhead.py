@@ -18,9 +18,12 @@ import functools
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
@@ -30,7 +33,8 @@ from recorded import profile_of, record
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.execute.bound_policy import bind
+from ds_adacc.execute.bound_policy import BoundPolicy, bind
+from ds_adacc.execute.variant import Variant
 from ds_adacc.kernels import Codec
 from ds_adacc.program.replay import replay
 from ds_adacc.runtime.runtime import Runtime
@@ -40,15 +44,15 @@ BLOCKS = 8  # of the LLaMA: as in a model, what a forward and backward takes as 
 COMPRESSED = ("linear", "gelu", "query", "key", "value", "attention", "block_input")
 
 
-def bare(block):
-    def run(*args, **kwargs):
+def bare(block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*args: Any, **kwargs: Any) -> Tensor:
         with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor):
             return block(*args, **kwargs)
 
     return run
 
 
-def checkpointed(block, args, budget):
+def checkpointed(block: nn.Module, args: Sequence[Tensor], budget: float) -> Callable[..., Tensor]:
     """The block under a plan for this budget, past its first steps."""
     section = {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 10.0}}
     runtime = Runtime(load({"adacc": section}))
@@ -62,22 +66,22 @@ class Stub(Codec):
 
     form, lossless, dtypes = "stub", True, (torch.float32,)
 
-    def compress(self, x):
+    def compress(self, x: Tensor) -> tuple[Tensor]:
         return (x.detach(),)
 
-    def decompress(self, payload, shape, dtype):
+    def decompress(self, payload: tuple[Tensor, ...], shape: torch.Size, dtype: torch.dtype) -> Tensor:
         return payload[0].view(shape)
 
-    def payload_bytes(self, shape, dtype):
+    def payload_bytes(self, shape: torch.Size, dtype: torch.dtype) -> int:
         return 0
 
     workspace_bytes = _compress = _decompress = payload_bytes
 
 
-def in_a_row(run):
+def in_a_row(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Runs each block on what the one before it returns, as a model does."""
 
-    def whole(blocks, x, **kwargs):
+    def whole(blocks: Sequence[nn.Module], x: Tensor, **kwargs: Any) -> Tensor:
         for block in blocks:
             x = run(block, x, **kwargs)
         return x
@@ -85,7 +89,9 @@ def in_a_row(run):
     return whole
 
 
-def stubbed(blocks, args, kwargs):
+def stubbed(
+    blocks: Sequence[nn.Module], args: Sequence[Tensor], kwargs: Mapping[str, Any]
+) -> tuple[Runtime, list[BoundPolicy]]:
     """The runtime of LLaMA blocks under a plan with stubs for codecs, and the bound policy of each block."""
     section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"enabled": False}}
     runtime = Runtime(load({"adacc": section}), stepped=True)
@@ -96,7 +102,7 @@ def stubbed(blocks, args, kwargs):
     return runtime, [under_stubs(known.variants()[0]) for known in runtime.blocks.all()]
 
 
-def under_stubs(variant):
+def under_stubs(variant: Variant) -> BoundPolicy:
     """Bind the variant to the plan; returns the bound policy."""
     recording = variant.recording
     stores = list(planner.recompute_policy(profile_of(recording)).stores)
@@ -109,7 +115,7 @@ def under_stubs(variant):
     return bound
 
 
-def replays_of(bound):
+def replays_of(bound: BoundPolicy) -> Callable[[], None]:
     """A function that runs what backward replays under this policy, on zeros."""
     recording = bound.recording
     looks = {value.index: value.geometry for value in recording.values}
@@ -117,7 +123,7 @@ def replays_of(bound):
         i: torch.zeros(1).new_empty(look.span // 4).as_strided(look.size, look.stride) for i, look in looks.items()
     }
 
-    def replays():
+    def replays() -> None:
         for segment in bound.segments.values():
             for op in (*(op for op, _ in segment.before), segment.op):
                 replay(op, tensors.__getitem__, recording.parameters)
@@ -125,7 +131,9 @@ def replays_of(bound):
     return replays
 
 
-def microseconds(ways, args, after=lambda: None):
+def microseconds(
+    ways: Mapping[str, Callable[..., Tensor]], args: Sequence[Any], after: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
     """By name, (forward, backward) of one call: the tenth percentiles of many calls, in turns. `after` is not timed."""
     seen = {name: ([], []) for name in ways}
     for _ in range(CALLS):
@@ -140,7 +148,7 @@ def microseconds(ways, args, after=lambda: None):
     return {name: [1e6 * statistics.quantiles(column, n=10)[0] for column in columns] for name, columns in seen.items()}
 
 
-def told(best, count=1):
+def told(best: dict[str, list[float]], count: int = 1) -> list[float]:
     """A line for each way: what a call takes above the plain block, for each of `count` tensors."""
     plain = best.pop("plain autograd")
     for name, (forward, backward) in best.items():
@@ -148,13 +156,13 @@ def told(best, count=1):
     return plain
 
 
-def main():
+def main() -> None:
     torch.set_num_threads(1)
     of_gpt()
     of_llama()
 
 
-def of_gpt():
+def of_gpt() -> None:
     """What each saved tensor of a GPT block costs above plain autograd, under lossless plans."""
     block, args, kwargs = zoo.example("gpt", 1, 4)
     count = len(record(block, args, kwargs).positions)
@@ -169,7 +177,7 @@ def of_gpt():
     told(microseconds(ways, args), count)
 
 
-def of_llama():
+def of_llama() -> None:
     """What a call of a LLaMA block costs above plain autograd, codecs stubbed."""
     block, args, kwargs = zoo.example("llama", 1, 4)
     blocks = [block, *(copy.deepcopy(block) for _ in range(BLOCKS - 1))]
@@ -180,7 +188,7 @@ def of_llama():
         f"compressed, {len(replayed)} operators replayed; microseconds of a call, above plain autograd"
     )
 
-    def plain(block, *given, **named):
+    def plain(block: nn.Module, *given: Tensor, **named: Any) -> Tensor:
         return block(*given, **named)
 
     runs = {"plain autograd": plain, "hooks that only detach": bare(plain), "ds_adacc": runtime.checkpoint}

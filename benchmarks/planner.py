@@ -17,12 +17,16 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from origin import as_list, origin
 from train import GPT
 
@@ -36,9 +40,10 @@ from ds_adacc.report.decision import named_choices
 
 CODECS = ("paper", "none")
 BUDGETS = [round(0.05 * step, 2) for step in range(4, 20)]
+Planner = Callable[[planner.Problem, int, float], planner.Solution]
 SHOWN = 0.3  # the budget of the table of baselines and of the figures
 MIB, VALUES = 1 << 20, 2000  # values of the made-up chain
-PLANNERS = {  # of a problem, a budget in bytes, and seconds for one search
+PLANNERS: dict[str, Planner] = {  # of a problem, a budget in bytes, and seconds for one search
     **{name: lambda problem, *_, rule=rule: planner.everywhere(rule, problem) for name, rule in RULES.items()},
     "greedy": lambda problem, budget, _: planner.greedy(problem, budget),
     "one policy": lambda problem, budget, limit: planner.solve_uniform(problem, budget, max_seconds=limit),
@@ -51,10 +56,10 @@ class Example:
 
     text = "GPT of examples/train.py"
 
-    def __init__(self, args):
+    def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
 
-    def make(self, batch):
+    def make(self, batch: int) -> tuple[nn.Module, tuple[Tensor, Tensor], dict[str, Any]]:
         torch.manual_seed(0)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = GPT(self.args.layers, self.args.width, self.args.heads, self.args.context).to(device)
@@ -62,7 +67,7 @@ class Example:
         return model, (tokens[:, :-1], tokens[:, 1:]), {}
 
 
-def chain():
+def chain() -> planner.Problem:
     """Values one after the other, each to be retained, recomputed, or held in one of two codecs."""
     lot = random.Random(0)
     sizes = [lot.choice((1, 2, 4, 8)) * MIB for _ in range(VALUES)]
@@ -75,13 +80,13 @@ def chain():
     return planner.Problem((planner.BlockType("chain", profile, 1),))
 
 
-def cost(name, nbytes, ratio, lot):
+def cost(name: str, nbytes: int, ratio: int, lot: random.Random) -> planner.CodecCost:
     """A codec of about 4 GiB a second."""
     took = nbytes / MIB * lot.uniform(1.5e-4, 3.5e-4)
     return planner.CodecCost(name, nbytes // ratio, took, took, 0.1, 0)
 
 
-def planned(plan, problem, budget, args):
+def planned(plan: Planner, problem: planner.Problem, budget: int, args: argparse.Namespace) -> dict[str, Any]:
     """The solution as plain numbers; why there is none, if so."""
     began = time.perf_counter()
     try:
@@ -102,7 +107,7 @@ def planned(plan, problem, budget, args):
     }
 
 
-def seconds(work, runs=3):
+def seconds(work: Callable[[], object], runs: int = 3) -> float:
     """The least of several runs."""
     took = []
     for _ in range(runs):
@@ -112,7 +117,7 @@ def seconds(work, runs=3):
     return min(took)
 
 
-def compare(problem, args):
+def compare(problem: planner.Problem, args: argparse.Namespace) -> dict[str, Any]:
     """All that is said of one problem."""
     without = planner.peak_without(problem)
     points = {
@@ -145,7 +150,7 @@ def compare(problem, args):
     }
 
 
-def solve_times(problem, args):
+def solve_times(problem: planner.Problem, args: argparse.Namespace) -> dict[str, float]:
     """The planner's own seconds."""
     name = problem.block_types[0].name
     block = planner.Problem((planner.BlockType(name, problem.block_types[0].profile, 1),))
@@ -162,7 +167,7 @@ def solve_times(problem, args):
     }
 
 
-def figures(problem, args, codecs):
+def figures(problem: planner.Problem, args: argparse.Namespace, codecs: str) -> None:
     """The frontier with the baselines, and the bytes through backward, at the budget shown."""
     without = planner.peak_without(problem)
     budget, plans = int(SHOWN * without), {}
@@ -182,7 +187,7 @@ def figures(problem, args, codecs):
     plots.save(plots.timeline_figure(problem, lines, budget), args.out, f"planner-timeline-{codecs}")
 
 
-def milliseconds(row):
+def milliseconds(row: Mapping[str, Any]) -> str:
     if "infeasible" in row:
         return f"infeasible (smallest {row['infeasible'] / MIB:.0f} MiB)"
     if "out_of_time" in row:
@@ -190,28 +195,29 @@ def milliseconds(row):
     return f"{1000 * row['added_seconds']:.1f}"
 
 
-def tables(results, times):
+def tables(results: Mapping[str, Mapping[str, Any]], times: Mapping[str, float]) -> str:
     lines = []
     for codecs, row in results.items():
         lines += [f"## codecs {codecs!r}: {row['without'] / MIB:.0f} MiB without checkpointing", ""]
         for name, points in row["frontier"].items():
-            lines += [f"Frontier of {name}, a call:", "", "| held MiB | added ms |", "|---|---|"]
-            lines += [f"| {p['held'] / MIB:.2f} | {1000 * p['added_seconds']:.3f} |" for p in points]
-        lines += ["", f"At a budget of {SHOWN}, all blocks:", "", "| planner | peak MiB | added ms |", "|---|---|---|"]
-        for name, cost_row in row["baselines"].items():
-            peak = f"{cost_row['peak'] / MIB:.1f}" if "peak" in cost_row else ""
-            lines.append(f"| {name} | {peak} | {milliseconds(cost_row)} |")
-        lines += ["", "| budget | one policy: added ms | mix: added ms | policies in the mix |", "|---|---|---|---|"]
+            found = [(f"{p['held'] / MIB:.2f}", f"{1000 * p['added_seconds']:.3f}") for p in points]
+            lines += [f"Frontier of {name}, a call:", "", markdown_table(["held MiB", "added ms"], found)]
+        simpler = []
+        for name, each in row["baselines"].items():
+            simpler.append([name, f"{each['peak'] / MIB:.1f}" if "peak" in each else "", milliseconds(each)])
+        lines += ["", f"At a budget of {SHOWN}, all blocks:", ""]
+        lines += [markdown_table(["planner", "peak MiB", "added ms"], simpler), ""]
+        plans = []
         for budget, both in row["budgets"].items():
-            count = both["mix"].get("distinct_policies", "")
-            lines.append(f"| {budget} | {milliseconds(both['one policy'])} | {milliseconds(both['mix'])} | {count} |")
-        lines.append("")
-    lines += ["| what is planned | seconds |", "|---|---|"]
-    lines += [f"| {name} | {took:.3f} |" for name, took in times.items()]
-    return "\n".join(lines)
+            one, mix = both["one policy"], both["mix"]
+            plans.append([budget, milliseconds(one), milliseconds(mix), mix.get("distinct_policies", "")])
+        header = ["budget", "one policy: added ms", "mix: added ms", "policies in the mix"]
+        lines += [markdown_table(header, plans), ""]
+    took = [(name, f"{seconds:.3f}") for name, seconds in times.items()]
+    return "\n".join([*lines, markdown_table(["what is planned", "seconds"], took)])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4)):
         parser.add_argument(f"--{option}", type=int, default=default)

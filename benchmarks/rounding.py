@@ -28,6 +28,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from accuracy_run import Setting, Training
+from markdown_table import markdown_table
 from origin import as_list, origin
 from torch import Tensor, nn
 from train import Attention
@@ -180,17 +181,14 @@ def measure(block: nn.Module, seen: Sequence[Draw]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each role and rounding."""
-    lines = [
-        "| role | values | codec | rounding | error | spread | mean | of chance | bias | sigmas |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["role", "values", "codec", "rounding", "error", "spread", "mean", "of chance", "bias", "sigmas"]
+    lines = []
     for row in rows:
         ratio = f"{row['mean'] / row['chance']:.2f}" if row["chance"] else ""
         sigmas = "" if row["sigmas"] is None else f"{row['sigmas']:.1f}"
         numbers = [*(f"{row[key]:.2g}" for key in ("error", "spread", "mean")), ratio, f"{row['bias']:.2g}", sigmas]
-        values = ", ".join(row["values"])
-        lines.append(f"| {row['role']} | {values} | {row['codec']} | {row['rounding']} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
+        lines.append([row["role"], ", ".join(row["values"]), row["codec"], row["rounding"], *numbers])
+    return markdown_table(header, lines)
 
 
 def main() -> None:

@@ -17,20 +17,24 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from origin import as_list, origin
 from processes import BINARIES, EXACT_MALLOC, free_port, run
 
 from ds_adacc.environment import device_name
 
+Lines = Sequence[Mapping[str, Any]]  # of one rank: what each step told
 RANKS, MIB = 2, 1 << 20
 EVERY, SETTLED = 20, 200  # steps between looks at the memory; steps before it has to be flat
 MODEL = {"layers": 2, "width": 64, "heads": 4, "context": 64, "dropout": 0.1}
 ADACC = {"memory_budget": 0.7, "rectifier": {"max_interval": 64}}
-CASES = {
+CASES: dict[str, tuple[int, dict[str, Any] | None]] = {  # by name: the seed of dropout, and the section
     "plain": (0, None),
     "other dropout": (1, None),
     "lossless": (0, {**ADACC, "codecs": "none"}),
@@ -38,7 +42,7 @@ CASES = {
 }
 
 
-def ds_config(section):
+def ds_config(section: Mapping[str, Any] | None) -> dict[str, Any]:
     config = {
         "train_micro_batch_size_per_gpu": 4,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
@@ -48,7 +52,7 @@ def ds_config(section):
     return config | ({"adacc": section} if section else {})
 
 
-def work(case, steps, out):
+def work(case: str, steps: int, out: Path) -> None:
     """One rank of one run: a line of JSON for every step."""
     import deepspeed
     import torch
@@ -78,18 +82,18 @@ def work(case, steps, out):
         print(json.dumps({"validation_loss": loss, "device": device_name(engine.device)}), file=file)
 
 
-def resident_bytes():
+def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def launch(case, steps, out):
+def launch(case: str, steps: int, out: Path) -> None:
     with free_port() as port:
         command = [f"{BINARIES}/deepspeed", "--num_gpus", str(RANKS), "--master_port", port, __file__]
         command += ["--case", case, "--steps", str(steps), "--out", str(out)]
         run(command, EXACT_MALLOC, out / f"{case}.log")
 
 
-def summary(runs):
+def summary(runs: Mapping[str, Sequence[Lines]]) -> dict[str, dict[str, Any]]:
     """By case, what its losses and each rank's resident bytes did."""
     plain = losses(runs["plain"][0])
     last = len(plain) // 4
@@ -106,11 +110,11 @@ def summary(runs):
     return rows
 
 
-def losses(rank):
+def losses(rank: Lines) -> list[float]:
     return [row["loss"] for row in rank if "loss" in row]
 
 
-def memory(rank):
+def memory(rank: Lines) -> dict[str, Any]:
     """Bytes at the first look after `SETTLED` steps, at the last, and the slope of all between in bytes a step."""
     looks = [(row["step"], row["resident"]) for row in rank if "resident" in row and row["step"] >= SETTLED]
     steps, resident = zip(*looks, strict=True)
@@ -118,23 +122,19 @@ def memory(rank):
     return {"first": resident[0], "last": resident[-1], "slope": slope, "curve": looks}
 
 
-def table(rows):
-    lines = [
-        "| run | validation loss | drift | largest difference | plans | MiB of rank 0 | KiB a step, by rank |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    header = ["run", "validation loss", "drift", "largest difference", "plans", "MiB of rank 0", "KiB a step, by rank"]
+    lines = []
     for case, row in rows.items():
         first = row["ranks"][0]
         ends = f"{first['first'] / MIB:.1f} to {first['last'] / MIB:.1f}"
         slopes = ", ".join(f"{rank['slope'] / 1024:.2f}" for rank in row["ranks"])
-        lines.append(
-            f"| {case} | {row['validation_loss']:.4f} | {row['drift']:+.4f} | {row['largest_difference']:.4f} "
-            f"| {len(row['plans'])} | {ends} | {slopes} |"
-        )
-    return "\n".join(lines)
+        losses = f"{row['validation_loss']:.4f}", f"{row['drift']:+.4f}", f"{row['largest_difference']:.4f}"
+        lines.append([case, *losses, len(row["plans"]), ends, slopes])
+    return markdown_table(header, lines)
 
 
-def figure(rows, runs, folder):
+def figure(rows: Iterable[str], runs: Mapping[str, Sequence[Lines]], folder: Path) -> None:
     """Resident memory and the loss, averaged over 50 steps, by step."""
     from matplotlib.figure import Figure
 
@@ -155,13 +155,13 @@ def figure(rows, runs, folder):
     plots.save(drawing, folder, "soak")
 
 
-def read(case, out):
+def read(case: str, out: Path) -> list[Lines]:
     """The lines of both ranks."""
     files = [out / f"{case}.{rank}.jsonl" for rank in range(RANKS)]
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the table, JSON and figure")

@@ -19,14 +19,18 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_table
 from memory import PeakMemory
 from origin import as_list, origin
 from processes import EXACT_MALLOC, KEEPING_MALLOC, alone
@@ -38,13 +42,14 @@ from ds_adacc.config import load
 from ds_adacc.environment import device_name
 from ds_adacc.runtime.runtime import Runtime
 
+Batch = tuple[Tensor, Tensor]  # tokens, and the tokens that follow them: (batch, context), int64
 CODECS = ("auto", "none")
 BUDGETS = ("0.66", "0.4", "0.28", "0.25", "smallest")
 COMPILED_BUDGETS = ("0.66", "0.5", "smallest")
 SETTLING_STEPS = 6  # enough for a plan to be tried, observed, and made anew by a corrected model
 
 
-def strategies(compiled):
+def strategies(compiled: bool) -> list[str]:
     """Names of all strategies; an adacc one is "adacc CODECS BUDGET"."""
     budgets = COMPILED_BUDGETS if compiled else BUDGETS
     return ["none", "deepspeed", *(f"adacc {codecs} {b}" for codecs in CODECS for b in budgets)]
@@ -53,10 +58,10 @@ def strategies(compiled):
 class Strategy:
     """One way to run the model's blocks, with a training step to time."""
 
-    def __init__(self, name, model, data):
+    def __init__(self, name: str, model: GPT, data: Batch) -> None:
         self.name, self.model, self.data = name, model, data
-        self.runtime = None
-        self.checkpoint = None
+        self.runtime: Runtime | None = None
+        self.checkpoint: Callable[..., Any] | None = None
         if name == "deepspeed":
             self.checkpoint = deepspeed_checkpoint(len(model.blocks))
         elif name != "none":
@@ -64,7 +69,7 @@ class Strategy:
             self.runtime = self.planned(codecs, budget)
             self.checkpoint = self.runtime.checkpoint
 
-    def planned(self, codecs, budget):
+    def planned(self, codecs: str, budget: str) -> Runtime:
         """A runtime under the budget; "smallest" is what the planner says of a budget that cannot be met."""
         wanted = 1 << 20 if budget == "smallest" else float(budget)
         while True:
@@ -79,23 +84,23 @@ class Strategy:
                     raise
                 wanted = error.smallest
 
-    def settle(self):
+    def settle(self) -> None:
         for _ in range(SETTLING_STEPS):
             self.step()
 
-    def step(self):
+    def step(self) -> Tensor:
         self.model.checkpoint = self.checkpoint
         self.model.zero_grad(set_to_none=False)
         loss = self.model(*self.data)
         loss.backward()
         return loss
 
-    def gradient(self):
+    def gradient(self) -> Tensor:
         self.step()
         return torch.cat([p.grad.flatten().double() for p in self.model.parameters()])
 
 
-def deepspeed_checkpoint(layers):
+def deepspeed_checkpoint(layers: int) -> Callable[..., Any]:
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo")
@@ -103,7 +108,7 @@ def deepspeed_checkpoint(layers):
     return deepspeed.checkpointing.checkpoint
 
 
-def build(args):
+def build(args: argparse.Namespace) -> tuple[GPT, Batch, torch.device]:
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = GPT(args.layers, args.width, args.heads, args.context).to(device)
@@ -118,7 +123,7 @@ def build(args):
     return model, (windows[:, :-1], windows[:, 1:]), device
 
 
-def measure_times(args):
+def measure_times(args: argparse.Namespace) -> dict[str, Any]:
     """Per strategy its ratios to "none", its gradient error, and its plan in words."""
     model, data, device = build(args)
     rows, todo = {}, []
@@ -151,7 +156,7 @@ def measure_times(args):
     return {"device": device_name(device), "kind": device.type, "rows": rows}
 
 
-def measure_memory(args, name):
+def measure_memory(args: argparse.Namespace, name: str) -> int:
     """In a process of its own: peak bytes above the level before training."""
     model, data, device = build(args)
     strategy = Strategy(name, model, data)
@@ -164,32 +169,31 @@ def measure_memory(args, name):
     return memory.peak_bytes()
 
 
-def in_a_process(part, malloc):
+def in_a_process(part: str, malloc: Mapping[str, str]) -> Any:
     """What this script measures with `--part`, in a process of its own: on one thread, and with this malloc."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "part.json"
         return alone(__file__, [*sys.argv[1:], "--part", part, "--result", str(result)], malloc, result)
 
 
-def table(rows):
-    lines = [
-        "| strategy | time | planned time | wall clock | peak | planned peak | gradient error |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    header = ["strategy", "time", "planned time", "wall clock", "peak", "planned peak", "gradient error"]
+    lines = []
     for name, row in rows.items():
         if "infeasible" in row:
-            lines.append(f"| {name} | infeasible | | | | | |")
+            lines.append([name, "infeasible", *[""] * 5])
             continue
         time, wall = (Ratio(**row[clock]) if name != "none" else "1" for clock in ("time", "wall"))
         planned_time, planned_peak = (
             f"{row[key]:.2f}" if key in row else "" for key in ("planned_time", "planned_peak")
         )
-        error = f"{row['gradient_error']:.2g}"
-        lines.append(f"| {name} | {time} | {planned_time} | {wall} | {row['peak']:.2f} | {planned_peak} | {error} |")
-    return "\n".join(lines)
+        lines.append(
+            [name, time, planned_time, wall, f"{row['peak']:.2f}", planned_peak, f"{row['gradient_error']:.2g}"]
+        )
+    return markdown_table(header, lines)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = (("layers", 6), ("width", 512), ("heads", 8), ("context", 512), ("batch", 4))
     for option, default in (*sizes, ("rounds", 21)):

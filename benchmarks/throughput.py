@@ -17,16 +17,20 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
+from markdown_table import markdown_row, markdown_table
 from origin import as_list, origin
 
 from ds_adacc.environment import device_name
-from ds_adacc.kernels import CODECS, make_codec, separates_outliers
+from ds_adacc.kernels import CODECS, Codec, make_codec, separates_outliers
 
 SIZES = (1, 4, 16, 64, 256, 512)  # MiB
 CHANNELS, GROUP, OUTLIERS = 1024, 128, 8
@@ -37,10 +41,12 @@ SECONDS, ROUNDS = 0.4, (5, 50)  # a case's time, and the least and the most roun
 CALLS = 200
 FLUSH = 256 << 20  # bytes, more than any L2 cache
 AHEAD = 1_000_000  # cycles of a kernel that does nothing: about half a millisecond, many launches of the host
+HEADER = ["codec", "dtype", "MiB", "backend", "copy GB/s", "clone GB/s", "compress GB/s", "of copy", "of ideal"]
+HEADER += ["decompress GB/s", "of copy", "of ideal", "call µs, tiny"]
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def build(name, backend, device):
+def build(name: str, backend: str, device: torch.device) -> Codec:
     """A codec; one that separates outliers keeps OUTLIERS of the channels."""
     channels = None
     if separates_outliers(name):
@@ -48,7 +54,7 @@ def build(name, backend, device):
     return make_codec(name, backend=backend, group_size=GROUP, channels=channels)
 
 
-def sample(name, dtype, mebibytes, device):
+def sample(name: str, dtype: torch.dtype, mebibytes: int, device: torch.device) -> Tensor:
     """A tensor (rows, CHANNELS): noise of dropout for "bits", heavy-tailed numbers for the rest."""
     generator = torch.Generator(device).manual_seed(0)
     rows = (mebibytes << 20) // dtype.itemsize // CHANNELS
@@ -59,7 +65,7 @@ def sample(name, dtype, mebibytes, device):
     return x
 
 
-def differs(x, codec, reference):
+def differs(x: Tensor, codec: Codec, reference: Codec) -> str | None:
     """What the codec gets wrong, in words; None if nothing."""
     payload, expected = codec.compress(x), reference.compress(x)
     if not all(map(same_bits, payload, expected)):
@@ -68,7 +74,7 @@ def differs(x, codec, reference):
     return None if same_bits(y, z) else "result differs from the reference's"
 
 
-def same_bits(x, y):
+def same_bits(x: Tensor, y: Tensor) -> bool:
     if (x.shape, x.dtype) != (y.shape, y.dtype):
         return False
     x, y = (t.view(INTEGERS[t.element_size()]) for t in (x, y))
@@ -78,7 +84,7 @@ def same_bits(x, y):
 class HostClock:
     """Seconds of calls that return when they are done."""
 
-    def seconds(self, call):
+    def seconds(self, call: Callable[[], object]) -> float:
         started = time.perf_counter()
         call()
         return time.perf_counter() - started
@@ -87,10 +93,10 @@ class HostClock:
 class StreamClock:
     """Seconds on the stream, with the L2 cache cold and the host ahead: its launches are not part of them."""
 
-    def __init__(self, device):
+    def __init__(self, device: torch.device) -> None:
         self.flushed = torch.empty(FLUSH, dtype=torch.uint8, device=device)
 
-    def seconds(self, call):
+    def seconds(self, call: Callable[[], object]) -> float:
         started, stopped = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(AHEAD)
         self.flushed.zero_()
@@ -101,9 +107,12 @@ class StreamClock:
         return started.elapsed_time(stopped) / 1e3
 
 
-def interleaved(calls, clock):
+Clock = HostClock | StreamClock
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], clock: Clock) -> dict[str, list[float]]:
     """Per name the seconds of each round; the calls take turns."""
-    seen = {name: [] for name in calls}
+    seen: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     started, (least, most) = time.perf_counter(), ROUNDS
@@ -113,7 +122,7 @@ def interleaved(calls, clock):
     return seen
 
 
-def launch_overhead(codec, x):
+def launch_overhead(codec: Codec, x: Tensor) -> list[float]:
     """Microseconds of the host for one call with a tiny tensor: (compress, decompress)."""
     x = x[:2].clone()
     payload = codec.compress(x)
@@ -129,7 +138,9 @@ def launch_overhead(codec, x):
     return both
 
 
-def measure(name, dtype, backend, mebibytes, clock, device):
+def measure(
+    name: str, dtype: torch.dtype, backend: str, mebibytes: int, clock: Clock, device: torch.device
+) -> dict[str, Any]:
     """One row of the table."""
     codec, reference = build(name, backend, device), build(name, "reference", device)
     x = sample(name, dtype, mebibytes, device)
@@ -154,7 +165,7 @@ def measure(name, dtype, backend, mebibytes, clock, device):
     return row
 
 
-def measure_all(args, device):
+def measure_all(args: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
     clock = StreamClock(device) if device.type == "cuda" else HostClock()
     rows = []
     for name in args.codecs:
@@ -162,27 +173,21 @@ def measure_all(args, device):
             for mebibytes in (size for size in SIZES if args.min_size <= size <= args.max_size):
                 for backend in BACKENDS[device.type]:
                     rows.append(measure(name, dtype, backend, mebibytes, clock, device))
-                    print(table_row(rows[-1]), flush=True)
+                    print(markdown_row(cells(rows[-1])), flush=True)
     return rows
 
 
-HEAD = """\
-| codec | dtype | MiB | backend | copy GB/s | clone GB/s | compress GB/s | of copy | of ideal | decompress GB/s \
-| of copy | of ideal | call µs, tiny |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
-
-
-def table_row(row):
-    first = f"| {row['codec']} | {row['dtype']} | {row['mebibytes']} | {row['backend']} |"
+def cells(row: Mapping[str, Any]) -> list[object]:
+    """A row of the table."""
+    first = [row[key] for key in ("codec", "dtype", "mebibytes", "backend")]
     if "wrong" in row:
-        return f"{first} {row['wrong']} |" + " |" * 8
-    holders = [f"{row['copy_gbps']:.2f}", f"{row['clone_gbps']:.2f}"]
-    for call in ("compress", "decompress"):
-        holders += [f"{row[f'{call}_{what}']:.2f}" for what in ("gbps", "of_copy", "of_ideal")]
-    return f"{first} {' | '.join(holders)} | {row['compress_us']:.0f}, {row['decompress_us']:.0f} |"
+        return [*first, row["wrong"], *[""] * (len(HEADER) - len(first) - 1)]
+    keys = ["copy_gbps", "clone_gbps"]
+    keys += (f"{call}_{what}" for call in ("compress", "decompress") for what in ("gbps", "of_copy", "of_ideal"))
+    return [*first, *(f"{row[key]:.2f}" for key in keys), f"{row['compress_us']:.0f}, {row['decompress_us']:.0f}"]
 
 
-def plot(rows, title, path):
+def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """Ratio to the copy over the size: a panel for each dtype and direction, a line for each codec and backend."""
     import matplotlib
 
@@ -214,17 +219,16 @@ def plot(rows, title, path):
     figure.savefig(path, dpi=120)
 
 
-def write(rows, device, folder):
+def write(rows: Sequence[Mapping[str, Any]], device: torch.device, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     about = origin(device_name(device))
     path = folder / f"codecs-{device.type}"
     path.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    lines = [HEAD, *map(table_row, rows), "", as_list(about)]
-    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    path.with_suffix(".md").write_text(f"{markdown_table(HEADER, map(cells, rows))}\n\n{as_list(about)}\n")
     plot(rows, f"{about['device']}, {about['date']}", path.with_suffix(".png"))
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=BACKENDS, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=CODECS)
@@ -233,7 +237,7 @@ def main():
     parser.add_argument("--out", type=Path, help="a folder for the table, JSON and a plot")
     args = parser.parse_args()
     device = torch.device(args.device)
-    print(HEAD)
+    print(markdown_table(HEADER, []))
     rows = measure_all(args, device)
     if args.out:
         write(rows, device, args.out)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from markdown_table import markdown_table
 from origin import as_list, origin
 from picture import draw
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
@@ -258,12 +259,8 @@ def label_of(strategy: Strategy, instead: str) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table as people read it."""
-    lines = [
-        "| strategy | peak memory | of no checkpointing | time | wall clock | held | gradient error "
-        "| validation loss |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(row))} |" for row in rows)])
+    header = ["strategy", "peak memory", "of no checkpointing", "time", "wall clock", "held", "gradient error"]
+    return markdown_table([*header, "validation loss"], map(cells, rows))
 
 
 def cells(row: Row) -> list[str]:

@@ -9,10 +9,11 @@ import subprocess
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import recorded
 import stage
@@ -150,7 +151,9 @@ class SeenOperators(TorchDispatchMode):
         super().__init__()
         self.operators: list[dict[str, object]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
         if "attention" in str(func) or "softmax" in str(func):
             outputs = [each for each in torch.utils._pytree.tree_leaves(result) if isinstance(each, Tensor)]

@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from markdown_table import markdown_table
+
 Row = Mapping[str, Any]
 Line = tuple[str, ...]
 GIB = 1 << 30
@@ -86,7 +90,7 @@ def markdown(folder: Path, name: str) -> str:
     """The table `name` of the rows in the folder."""
     stage, make = TABLES[name]
     header, *lines = make(rows_of(folder, stage))
-    return "\n".join("| " + " | ".join(line) + " |" for line in (header, ("---",) * len(header), *lines))
+    return markdown_table(header, lines)
 
 
 def _with(rows: Sequence[Row], field: str) -> list[Row]:

@@ -139,7 +139,7 @@ def test_losses_are_compared_with_the_exact_run_of_the_same_seed():
     assert paper["training_mean"] == (0.25, 0.0)
     assert paper["errors_at_injection"]["whole"] == 0.25
     assert quantization["validation_end"] is None
-    text = accuracy_report.table([exact, quantization, paper])
+    text = accuracy_report.losses_table([exact, quantization, paper])
     assert "| plain | paper | 2 | +0.5000 ± 0.3536 | +0.5000 ± 0.1768 | +0.5000 ± 0.0000 | +0.2500 ± 0.0000 |" in text
     assert "| 2; seed 0 diverged at step 2; seed 1 infeasible, needs 1.0 MiB | no seed finished |" in text
 

@@ -73,7 +73,7 @@ def test_codecs_have_a_column_for_each_size(summary, tmp_path):
     (tmp_path / "codecs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert summary.markdown(tmp_path, "codecs").splitlines() == [
         "| codec | dtype | compress, 128 MiB | decompress, 128 MiB | compress, 512 MiB | decompress, 512 MiB |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "|---|---|---|---|---|---|",
         "| group | bfloat16 | 0.13 | 0.90 | 0.51 | 0.90 |",
         "| bits | bfloat16 |  |  | 0.51 | 0.90 |",
     ]
