@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The journal as tables. Raises BadInput for one that is missing or garbled."""
-    path = arguments.journal or journal.latest()
+    try:
+        path = arguments.journal or journal.latest()
+    except RuntimeError as error:
+        raise BadInput(
+            f"there is no folder to look for journals in: {error} Set XDG_CACHE_HOME as the run had it, or name a journal"
+        ) from error
     if path is None:
         raise BadInput(
             f"no run has left a journal in {journal.folder()}. If that folder could not be written to, the log of the "

@@ -34,6 +34,7 @@ _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
 _FRACTION = re.compile(r"0\.\d+|1\.0")
 _PERCENTS = re.compile(r"\s*(\d{1,2}(?:\.\d+)?|100)\s*%\s*")
 _NUMBER = re.compile(r"\d+(\.\d+)?")
+_UNIT_WITHOUT_B = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?", re.IGNORECASE)
 
 Location = tuple[str | int, ...]
 Problem = tuple[Location, Any, str]
@@ -126,6 +127,10 @@ def _memory_budget(value: Any) -> MemoryBudget:
 def _meant_budget(value: Any) -> str:
     """The end of a message: which budget this value, which is none, is likely to mean; "" if that is not known."""
     if isinstance(value, str):
+        if value.lower() == "auto":
+            return "; did you mean 'auto'?"
+        if _UNIT_WITHOUT_B.fullmatch(value):
+            return f"; did you mean '{value}B'?"
         if _FRACTION.fullmatch(value):
             return f"; did you mean {value}, without quotes?"
         if (percents := _PERCENTS.fullmatch(value)) and float(percents[1]) > 0:
@@ -350,5 +355,5 @@ def nearest(value: Any, valid: Iterable[str], synonyms: Mapping[str, str] | None
     near = []
     if isinstance(value, str):
         meant = (synonyms or {}).get(value.lower())
-        near = [meant] if meant else difflib.get_close_matches(value, valid, n=1)
+        near = [meant] if meant else difflib.get_close_matches(value.lower(), valid, n=1)
     return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"
