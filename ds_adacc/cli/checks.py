@@ -6,11 +6,13 @@ import importlib
 import os
 import platform
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -68,7 +70,7 @@ def findings() -> list[Finding]:
         finding_of("backend reference", partial(_backend, "reference"), required=True),
         finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
         finding_of("backend cuda", partial(_backend, "cuda"), cuda),
-        finding_of("profile cache", _cache),
+        finding_of("profile cache", _cache, "set XDG_CACHE_HOME to a folder that you may write to"),
     ]
 
 
@@ -233,5 +235,14 @@ def _backend(name: str) -> str:
 def _cache() -> str:
     from ds_adacc.planner import human_bytes
 
-    size = cache_size()
+    try:
+        size = cache_size()
+    except sqlite3.OperationalError:  # the disk or a lock is at fault
+        raise
+    except sqlite3.DatabaseError as error:
+        remedy = "nothing: the next run renames the file, and begins a new one"
+        raise Absent(f"{type(error).__name__}: {error}", remedy) from error
+    folder = next(each for each in Path(size["path"]).absolute().parents if each.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal")
     return f"{size['path']}, {human_bytes(size['bytes'])}, {size['profiles']} profiles"

@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> Answer:
         path = arguments.journal or journal.latest()
     except RuntimeError as error:
         raise BadInput(
-            f"there is no folder to look for journals in: {error} Set XDG_CACHE_HOME as the run had it, or name a journal"
+            f"there is no folder to look for journals in: {error} Set XDG_CACHE_HOME as the run had it, or name a "
+            "journal"
         ) from error
     if path is None:
         raise BadInput(

@@ -220,8 +220,15 @@ def test_a_damaged_cache_is_told_of_and_left_alone(document, monkeypatch):
     path.parent.mkdir()
     path.write_bytes(b"not a database" * 400)
     finding = checks.finding_of("profile cache", checks._cache)
-    assert finding == Finding("profile cache", False, False, "DatabaseError: file is not a database")
+    remedy = "nothing: the next run renames the file, and begins a new one"
+    assert finding == Finding("profile cache", False, False, "DatabaseError: file is not a database", remedy)
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: [finding])
     code, told = document("doctor")
     assert (code, told["fine"], told["cache"]) == (0, True, None)
     assert path.read_bytes() == b"not a database" * 400
+
+
+def test_a_cache_folder_that_cannot_be_made_is_told_of(cache):
+    cache.write_text("a file where the folder would be")
+    told = f"{cache} cannot be written to: no profile is kept, and no journal"
+    assert checks.finding_of("profile cache", checks._cache) == Finding("profile cache", False, False, told)
