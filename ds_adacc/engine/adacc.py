@@ -13,7 +13,6 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
-from ds_adacc.engine.state_file import State
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
@@ -94,18 +93,6 @@ class Adacc:
             yield
         finally:
             self.is_stepping = False
-
-    def state(self) -> State:
-        """The state to save in a checkpoint. Call it between two steps."""
-        return State(
-            self.runtime.state(), self.runtime.controller.blocks_to_plain(), self.runtime.codecs.generator.get_state()
-        )
-
-    def restore(self, state: State) -> None:
-        """Continue from a saved state; `State()` starts afresh. Every rank must call, with states of one step."""
-        self.runtime.restore(state.runtime, state.blocks)
-        if state.seeds is not None:
-            self.runtime.codecs.generator.set_state(state.seeds)
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):

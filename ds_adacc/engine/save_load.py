@@ -14,11 +14,10 @@ from torch import nn
 from ds_adacc.compact import seed_file
 from ds_adacc.compact.compact import applied_steps
 from ds_adacc.engine import state_file
-from ds_adacc.engine.state_file import State
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.program.parameters import whole_shape
-from ds_adacc.runtime.saved_state import ControllerState, RuntimeState
+from ds_adacc.runtime.saved_state import State
 from ds_adacc.runtime.step_schedule import StepSchedule
 
 _OTHERWISE_PLANNED = ("rectifier", "solver")  # a saved plan stays valid if these keys of the section change
@@ -90,7 +89,7 @@ def _save(engine: Any, folder: Path) -> None:
     if engine.adacc.compact is not None and engine.global_rank == 0:
         seed_file.write(engine.adacc.compact, folder)
     try:
-        state_file.write(folder / _name(engine), _facts(engine), engine.adacc.state())
+        state_file.write(folder / _name(engine), _facts(engine), engine.adacc.runtime.state())
     except OSError as error:
         get_logger().error(
             "the plan could not be saved in %s. A run resumed from there makes a new one: %s", folder, error
@@ -102,20 +101,16 @@ def _load(engine: Any, folder: Path) -> None:
     ranks = engine.adacc.runtime.controller.ranks
     state, reason = _read(engine, folder / _name(engine))
     reasons = [told for told in ranks.gather(reason) if told]
-    engine.adacc.restore(_new_state(engine) if reasons else state)
+    new = State(schedule=StepSchedule(ended=engine.global_steps))  # without a plan; counts its steps as the engine does
+    engine.adacc.runtime.restore(new if reasons else state)
     if not ranks.is_first:
         return
     if reasons:
         get_logger().warning("a new plan is made: %s", reasons[0])
-    elif state.runtime.controller.plan is not None:
+    elif state.plan is not None:
         get_logger().info(
             "the plan of the checkpoint %s is restored; it takes effect at the input sizes that it is for", folder
         )
-
-
-def _new_state(engine: Any) -> State:
-    """The state of a run without a plan, which counts its steps as the engine does."""
-    return State(RuntimeState(ControllerState(schedule=StepSchedule(ended=engine.global_steps))))
 
 
 def _name(engine: Any) -> str:

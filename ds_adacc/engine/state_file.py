@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +12,11 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_adacc.execute.block import Block
-from ds_adacc.runtime.saved_state import RuntimeState
+from ds_adacc.runtime.saved_state import State
 
-FORMAT = 10
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of one rank, after a whole number of optimizer steps.
-
-    `blocks` is what `StepController.blocks_to_plain` returned. `seeds` is the state of the random number generator of
-    stochastic rounding (uint8); None leaves that generator unchanged.
-    """
-
-    runtime: RuntimeState = field(default_factory=RuntimeState)
-    blocks: Sequence[Mapping[str, Any]] = ()
-    seeds: torch.Tensor | None = None
-
-
-_RUNTIME = TypeAdapter(RuntimeState)
+FORMAT = 11
+_STATE = TypeAdapter(State)
+_TENSORS = {"blocks", "seeds"}  # its fields that hold some
 
 
 def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
@@ -39,9 +24,8 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
     document = {
         "format": FORMAT,
         "facts": dict(facts),
-        "runtime": _RUNTIME.dump_python(state.runtime, mode="json"),
-        "blocks": list(state.blocks),
-        "seeds": state.seeds,
+        "plain": _STATE.dump_python(state, mode="json", exclude=_TENSORS),
+        **{name: getattr(state, name) for name in _TENSORS},
     }
     content = io.BytesIO()
     torch.save(document, content)  # into memory: with a full disk torch.save would raise RuntimeError
@@ -61,12 +45,8 @@ def read(path: Path) -> Mapping[str, Any]:
 
 def parse(document: Mapping[str, Any]) -> State:
     """The state in a document of format `FORMAT`. Raises ValueError, TypeError or LookupError if it is damaged."""
-    state = State(
-        _RUNTIME.validate_python(document["runtime"]),
-        document["blocks"],
-        document["seeds"],
-    )
-    state.runtime.controller.agreement.check()
+    state = _STATE.validate_python({**document["plain"], **{name: document[name] for name in _TENSORS}})
+    state.agreement.check()
     for block in state.blocks:  # find damage here: restoring must not fail on one rank only
         Block.from_plain(block), dict(block["indices"])
     return state

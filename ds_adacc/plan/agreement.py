@@ -64,7 +64,7 @@ class Agreement:
         self.inputs = InputPlacement()
         self.approvals = Approvals(config.max_gradient_error)
         self.outlier_prices = OutlierPrices(codecs)
-        self.restore(AgreementState(), (), ())
+        self.restore(AgreementState(), {})
 
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
@@ -73,10 +73,10 @@ class Agreement:
         errors = tuple(self.approvals.blocks.items())
         return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors)
 
-    def restore(self, state: AgreementState, blocks: Sequence[Block], indices: Sequence[Mapping[str, int]]) -> None:
+    def restore(self, state: AgreementState, indices: Mapping[Block, Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
 
-        `indices` holds, for each of `blocks`, what `ForwardOrder.indices` returned.
+        `indices` holds, for each block, what `ForwardOrder.indices` returned.
         """
         self.known_types: dict[str, KnownType] = {}
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
@@ -86,7 +86,7 @@ class Agreement:
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.moved: set[str] = set()
         self.approvals.blocks = dict(state.errors)
-        self.forward_order.restore(dict(state.orders), blocks, indices)
+        self.forward_order.restore(dict(state.orders), indices)
 
     def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""

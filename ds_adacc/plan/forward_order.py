@@ -50,7 +50,7 @@ class ForwardOrder:
     """
 
     def __init__(self) -> None:
-        self.restore({}, (), ())
+        self.restore({}, {})
 
     def index(self, block: Block, digest: str) -> int | None:
         """The block's index among the blocks of its type, from 0. None if no forward pass has included it yet."""
@@ -123,17 +123,12 @@ class ForwardOrder:
         """The block's index for each block type that it runs."""
         return dict(self._indices.get(block, {}))
 
-    def restore(
-        self,
-        orders: Mapping[LiveSet, tuple[str, ...]],
-        blocks: Sequence[Block],
-        indices: Sequence[Mapping[str, int]],
-    ) -> None:
-        """Restore these orders, and for each of the blocks what `indices` returned."""
+    def restore(self, orders: Orders, indices: Mapping[Block, Mapping[str, int]]) -> None:
+        """Restore these orders, and for each block what `indices` returned."""
         self.orders: Orders = dict(orders)
         self._unordered: set[LiveSet] = set()
         self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
-        for block, known in zip(blocks, indices, strict=True):
+        for block, known in indices.items():
             self._indices[block] = dict(known)
 
 

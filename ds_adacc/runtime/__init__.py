@@ -18,7 +18,7 @@ Plans are made and changed between two steps.
 * `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
   tried or tracked;
 * `policy_chooser`: which policy each block runs now; `binder`: ties one block to it, with the codecs that it names;
-* `saved_state`: what a checkpoint saves of the runtime and the step controller;
+* `saved_state`: what a checkpoint saves of a run;
 * `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`;
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -45,7 +45,7 @@ from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.planned_calls import PlannedCalls
-from ds_adacc.runtime.saved_state import RuntimeState
+from ds_adacc.runtime.saved_state import State
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
@@ -244,22 +244,39 @@ class Runtime:
 
     # -- checkpoints
 
-    def state(self) -> RuntimeState:
-        """The state to save in a checkpoint. Call `controller.state_is_saved` first."""
-        known_types = self.agreement.known_types
+    def state(self) -> State:
+        """The state to save in a checkpoint, between two steps. Call `controller.state_is_saved` first."""
+        controller, agreement = self.controller, self.agreement
+        known_types, indices = agreement.known_types, agreement.forward_order.indices
         profiles = {digest: known.profile for digest, known in known_types.items()}
         errors = {digest: known.errors for digest, known in known_types.items() if known.errors_are_measured}
         # What the run before has left, as far as a block may still come back to it.
         kept = {digest for block in self.blocks.every() for digest in block.digests}
         past = {digest: each for digest, each in self.profiler.remembered.items() if digest in kept}
-        past_errors = {digest: each for digest, each in self.controller.trials.remembered.items() if digest in kept}
-        return RuntimeState(self.controller.state(), {**past, **profiles}, {**past_errors, **errors})
+        past_errors = {digest: each for digest, each in controller.trials.remembered.items() if digest in kept}
+        return State(
+            agreement=agreement.state(),
+            plan=controller.plan,
+            observation=controller.observation,
+            has_run_a_plan=controller.has_run_a_plan,
+            corrected=controller.calibration.corrected,
+            schedule=controller.schedule,
+            profiles={**past, **profiles},
+            errors={**past_errors, **errors},
+            blocks=[{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()],
+            seeds=self.codecs.generator.get_state(),
+        )
 
-    def restore(self, state: RuntimeState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a saved state. `blocks` is what `StepController.blocks_to_plain` returned."""
+    def restore(self, state: State) -> None:
+        """Continue from a saved state. Every rank must call, with states of one step.
+
+        All blocks are recorded again. Blocks that the state has policies for run under those policies at once.
+        """
         self.profiler.remembered = state.profiles
         self.controller.trials.remembered = state.errors
-        self.controller.restore(state.controller, blocks)
+        self.controller.restore(state)
+        if state.seeds is not None:
+            self.codecs.generator.set_state(state.seeds)
 
 
 def _require_gradient(tensors: Iterable[torch.Tensor]) -> bool:

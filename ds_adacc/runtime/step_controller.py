@@ -21,7 +21,6 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -47,7 +46,7 @@ from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, r
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.pending_live_sets import PendingLiveSets
 from ds_adacc.runtime.policy_chooser import PolicyChooser
-from ds_adacc.runtime.saved_state import ControllerState
+from ds_adacc.runtime.saved_state import State
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.trials import Trials
@@ -83,12 +82,13 @@ class StepController:
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
-        self._begin(ControllerState(), ())
+        self._begin(State())
 
-    def _begin(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Begin a run, or continue one from a saved state. `blocks` as of `restore`."""
-        self.blocks = BlockRegistry(blocks)
-        self.agreement.restore(state.agreement, self.blocks.every(), [block["indices"] for block in blocks])
+    def _begin(self, state: State) -> None:
+        """Begin a run, or continue one from a saved state."""
+        self.blocks = BlockRegistry(state.blocks)
+        indices = (saved["indices"] for saved in state.blocks)
+        self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement)
         self.trials.take_late()  # those of the blocks before
         self.chooser = PolicyChooser(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
@@ -331,26 +331,7 @@ class StepController:
             self.step.close()
             self.step = self._next_step()
 
-    def state(self) -> ControllerState:
-        """The state to save in a checkpoint."""
-        return ControllerState(
-            agreement=self.agreement.state(),
-            plan=self.plan,
-            observation=self.observation,
-            has_run_a_plan=self.has_run_a_plan,
-            corrected=self.calibration.corrected,
-            schedule=self.schedule,
-        )
-
-    def blocks_to_plain(self) -> list[dict[str, Any]]:
-        """All blocks, with their variants and their indices in forward order, as plain containers of tensors."""
-        indices = self.agreement.forward_order.indices
-        return [{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()]
-
-    def restore(self, state: ControllerState, blocks: Sequence[Mapping[str, Any]]) -> None:
-        """Continue from a saved state. `blocks` is what `blocks_to_plain` returned.
-
-        All blocks are recorded again. Blocks that the state has policies for run under those policies at once.
-        """
+    def restore(self, state: State) -> None:
+        """Continue from a saved state."""
         self.step.close()
-        self._begin(state, blocks)
+        self._begin(state)

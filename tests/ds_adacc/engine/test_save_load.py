@@ -172,7 +172,7 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
         engine.step()
     assert engine.adacc.runtime.controller.plan is before
     assert "plan (restored from the checkpoint):" in caplog.text
-    assert engine.adacc.runtime.state().controller.agreement == saved.engine.adacc.runtime.state().controller.agreement
+    assert engine.adacc.runtime.state().agreement == saved.engine.adacc.runtime.state().agreement
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_cut_off_file_is_no_reason_not_to_resume(saved, caplog, length):
 
 def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
     document = torch.load(saved.file)
-    for agreed in document["runtime"]["controller"]["agreement"]["agreed"]:
+    for agreed in document["plain"]["agreement"]["agreed"]:
         for policy in agreed["policies"]:
             policy["stores"] = policy["stores"][1:]
     torch.save(document, saved.file)
@@ -277,12 +277,8 @@ def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budge
 
 def test_what_a_resumed_run_has_yet_to_meet_is_saved_again(saved, caplog):
     resumed(saved, caplog, engine := Engine())
-    again = engine.adacc.state()
-    before = saved.engine.adacc.state()
-    assert (
-        again.runtime.controller.agreement == before.runtime.controller.agreement
-        and again.runtime.profiles == before.runtime.profiles
-    )
+    again, before = engine.adacc.runtime.state(), saved.engine.adacc.runtime.state()
+    assert again.agreement == before.agreement and again.profiles == before.profiles
     assert [block["name"] for block in again.blocks] == [block["name"] for block in before.blocks]
     assert [len(block["records"]) for block in again.blocks] == [1, 1]
 

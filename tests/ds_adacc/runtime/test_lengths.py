@@ -154,7 +154,7 @@ def test_inputs_outgrow_the_plan_of_a_resumed_run_too(at_once):
     before, resumed = Training(**section), Training(**section)
     for time in (10, 12, 9):
         before.compare(time)
-    resumed.adacc.restore(before.adacc.state())
+    resumed.runtime.restore(before.runtime.state())
     for time in (10, 12, 9, 40):
         resumed.compare(time)
     assert resumed.runtime.controller.plan.reason == "larger inputs came than were planned for"

@@ -82,12 +82,12 @@ def test_a_checkpoint_grows_with_no_resume(monkeypatch):
     for generation in range(4):
         training = TwoPrograms(enabled=False)
         if state is not None:
-            training.adacc.restore(state)
+            training.runtime.restore(state)
         for length in range(64 - 12 * generation, 52 - 12 * generation, -1):
             training.step((length, length))
         training.runtime.controller.state_is_saved()
-        state = training.adacc.state()
-        sizes.append((max(len(each["records"]) for each in state.blocks), len(state.runtime.profiles)))
+        state = training.runtime.state()
+        sizes.append((max(len(each["records"]) for each in state.blocks), len(state.profiles)))
     assert max(records for records, _ in sizes) <= 6
     assert max(profiles for _, profiles in sizes) <= 2 * 12
 
