@@ -1,7 +1,7 @@
 """Count the instructions that a warp issues: walk through a kernel's machine code with a launch's real arguments.
 
 Integers, addresses and predicates are computed. What comes from memory is unknown, and so is all floating-point
-arithmetic but for what integer divisions use. So every loop and every branch that depends on arguments and on the
+arithmetic. So every loop and every branch that depends on arguments and on the
 thread's index is taken as a GPU would take it, and every instruction on that way counts as one, predicated off or not.
 
 Of a branch that depends on data, the way is taken that calls no subroutine: `__frcp_rn` has one for numbers that are
@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 
 from sass import Instruction
-from sass_arithmetic import Arithmetic, both
-from sass_state import WARP, is_predicate, next_of
+from sass_arithmetic import Arithmetic
+from sass_state import WARP, is_predicate, known, next_of
 
 MOST = 200_000  # instructions of a thread; more are an endless loop
 
@@ -56,18 +56,19 @@ class _Thread(Arithmetic):
             instruction = self._instructions[self._position]
             executed.append(instruction)
             self._position += 1
-            taken = self.predicate(instruction.guard) if instruction.guard else True
-            name = instruction.opcode[0]
-            if name in ("BRA", "CALL", "RET", "EXIT"):
-                if name == "BRA":
-                    for operand in instruction.operands[:-1]:
-                        taken = both(taken, self.predicate(operand))
+            name, *_ = instruction.opcode
+            conditions = [instruction.guard] if instruction.guard else []
+            if name == "BRA":
+                conditions += instruction.operands[:-1]
+            taken = known(lambda *each: all(each), *map(self.predicate, conditions))
+            if name in ("BRA", "EXIT"):
                 if self._jumps(instruction, taken):
                     if name == "EXIT":
                         return executed
-                    self._jump(instruction)
+                    self._position = self._at[int(instruction.operands[-1], 16)]
             elif taken is not False:
-                self._execute(instruction, known=taken is True)
+                self.is_sure = taken is True
+                self._execute(instruction)
         raise SassError(f"no end after {MOST} instructions")
 
     # ---- branches ----
@@ -92,57 +93,44 @@ class _Thread(Arithmetic):
                 return False
         return False
 
-    def _jump(self, instruction: Instruction) -> None:
-        if instruction.opcode[0] == "RET":
-            target = self.value(instruction.operands[0].split()[0])
-            if target is None:
-                raise SassError(f"depends on data: {instruction}")
-        else:
-            target = int(instruction.operands[-1], 16)
-        self._position = self._at[target]
-
-    def _execute(self, instruction: Instruction, known: bool) -> None:
+    def _execute(self, instruction: Instruction) -> None:
         name, *modifiers = instruction.opcode
-        method = "_" + name.lower()
         if name == "STG":
             self._store(instruction)
-        if name in _WITHOUT_RESULT:
-            return
+        method = "_" + name.lower()
+        compute = getattr(Arithmetic, method, None) or getattr(Arithmetic, method.replace("_u", "_", 1), None)
         if name in _UNKNOWN:
-            self._forget(instruction, known)
-        elif method in _COMPUTED or method.replace("_u", "_", 1) in _COMPUTED:  # ULEA is LEA for a whole warp
-            method = method if method in _COMPUTED else method.replace("_u", "_", 1)
-            getattr(self, method)(modifiers, instruction.operands, known)
-        else:
+            self._forget(instruction)
+        elif compute is not None:  # ULEA is LEA for a whole warp
+            compute(self, modifiers, instruction.operands)
+        elif name not in _WITHOUT_RESULT:
             raise SassError(f"unknown instruction: {instruction}")
 
     def _store(self, instruction: Instruction) -> None:
         base, offset = re.fullmatch(r"desc\[UR\d+\]\[(R\d+)\.64(?:\+(-?0x\w+))?\]", instruction.operands[0]).groups()
-        address = self.wide(base)
-        known = None if address is None else address + int(offset or "0", 16)
-        self.stores.append((known, next((_BYTES[each] for each in instruction.opcode if each in _BYTES), 4)))
+        place = known(lambda begin: begin + int(offset or "0", 16), self.wide(base))
+        self.stores.append((place, next((_BYTES[each] for each in instruction.opcode if each in _BYTES), 4)))
 
-    def _forget(self, instruction: Instruction, known: bool) -> None:
+    def _forget(self, instruction: Instruction) -> None:
         """Make unknown what the instruction sets: predicates, and one register or several."""
         name, *modifiers = instruction.opcode
         count = 2 if name.startswith("D") else {"64": 2, "128": 4}.get(modifiers[-1] if modifiers else "", 1)
         for operand in instruction.operands:
             if not is_predicate(operand):
                 break
-            self.set_predicate(operand, None, known)
+            self.set_predicate(operand, None)
         for _ in range(0 if "SETP" in name or name == "FCHK" else count):
-            self.set(operand, None, known)
+            self.set(operand, None)
             operand = next_of(operand)
 
 
 _BYTES = {"U8": 1, "U16": 2, "64": 8, "128": 16}
-_COMPUTED = {name for name in vars(Arithmetic) if name.startswith("_") and not name.startswith("__")}
 _WITHOUT_RESULT = {
     *("NOP", "BSSY", "BSYNC", "BREAK", "WARPSYNC", "YIELD", "BAR", "DEPBAR", "MEMBAR", "ERRBAR", "CCTL"),
     *("ST", "STG", "STS", "STL", "RED", "REDG"),
 }
 _UNKNOWN = {
     *("LD", "LDG", "LDS", "LDL", "ATOM", "ATOMG", "ATOMS", "SHFL", "VOTE", "VOTEU"),
-    *("FADD", "FMUL", "FFMA", "FMNMX", "FSET", "FSETP", "FCHK", "FRND", "F2F", "F2FP", "I2FP"),
+    *("FADD", "FMUL", "FFMA", "FMNMX", "FSET", "FSETP", "FCHK", "FRND", "F2F", "F2FP", "FSEL", "I2FP", "MUFU"),
     *("HADD2", "HMUL2", "HMNMX2", "VHMNMX", "HSETP2", "DADD", "DSETP"),
 }
