@@ -8,15 +8,11 @@ from pathlib import Path
 
 from emulator_build import build_module, build_runtime, list_kernels
 
-Launch = Callable[[int, int, tuple[int | float, ...]], None]
+Launch = Callable[[int, int, tuple[int, ...]], None]
 
 
 class EmulationError(Exception):
     """A kernel did what no kernel may do; the message tells which kernel, block and thread, and where."""
-
-
-class _Slot(ctypes.Union):
-    _fields_ = [("integer", ctypes.c_longlong), ("real", ctypes.c_double)]
 
 
 class _SharedVariable(ctypes.Structure):
@@ -26,7 +22,7 @@ class _SharedVariable(ctypes.Structure):
 class _Launch(ctypes.Structure):
     _fields_ = [
         ("kernel", ctypes.c_void_p),
-        ("arguments", ctypes.POINTER(_Slot)),
+        ("arguments", ctypes.POINTER(ctypes.c_longlong)),
         ("grid", ctypes.c_uint),
         ("block", ctypes.c_uint),
         ("reversed", ctypes.c_bool),
@@ -76,7 +72,7 @@ class EmulatedKernels:
         if name not in module.kernels:
             raise KeyError(f"{source} has no kernel {name!r} (valid: {', '.join(module.kernels)})")
 
-        def launch(grid: int, block: int, arguments: tuple[int | float, ...]) -> None:
+        def launch(grid: int, block: int, arguments: tuple[int, ...]) -> None:
             self.launches += 1
             module.launch(name, grid, block, arguments, self.reversed)
 
@@ -102,9 +98,9 @@ class _Module:
         shared = [_SharedVariable(name.encode(), *place) for name, *place in variables if "emulator_marker" not in name]
         self.shared = (_SharedVariable * len(shared))(*shared)
 
-    def launch(self, name: str, grid: int, block: int, arguments: tuple[int | float, ...], reversed: bool) -> None:
-        self._check(name, grid, block)
-        slots = self._slots(name, arguments)
+    def launch(self, name: str, grid: int, block: int, arguments: tuple[int, ...], reversed: bool) -> None:
+        self._check(name, grid, block, len(arguments))
+        slots = (ctypes.c_longlong * len(arguments))(*arguments)
         kernel = ctypes.cast(self.library[f"run_{name}"], ctypes.c_void_p)
         base = self.library.emulator_marker_address() - self.marker
         launch = _Launch(kernel, slots, grid, block, reversed, base, self.shared, len(self.shared))
@@ -114,24 +110,14 @@ class _Module:
             place = f"kernel {name}, block {outcome.block} of {grid}, thread {outcome.thread} of {block}"
             raise EmulationError(f"{place}: {outcome.message.decode()}{self._line(outcome.code)}")
 
-    def _check(self, name: str, grid: int, block: int) -> None:
-        bound = self.library[f"bound_{name}"]()
+    def _check(self, name: str, grid: int, block: int, given: int) -> None:
+        bound, taken = self.library[f"bound_{name}"](), self.library[f"arguments_{name}"]()
         if not 1 <= grid < 1 << 31:
             raise EmulationError(f"kernel {name}: a grid has 1 to 2^31 - 1 blocks; got {grid}")
         if block % 32 or not 32 <= block <= bound:
             raise EmulationError(f"kernel {name}: a block has 32 to {bound} threads, in whole warps; got {block}")
-
-    def _slots(self, name: str, arguments: tuple[int | float, ...]) -> ctypes.Array:
-        signature = self.library[f"signature_{name}"]
-        signature.restype = ctypes.c_char_p
-        kinds = signature().decode()
-        given = "".join("d" if type(value) is float else "i" for value in arguments)
-        if given != kinds.replace("p", "i"):
-            raise EmulationError(f"kernel {name} takes {kinds!r} (pointer, integer, double); got {given!r}")
-        slots = (_Slot * max(1, len(arguments)))()
-        for slot, kind, value in zip(slots, kinds, arguments, strict=False):
-            setattr(slot, "real" if kind == "d" else "integer", value)
-        return slots
+        if given != taken:
+            raise EmulationError(f"kernel {name} takes {taken} arguments; got {given}")
 
     def _line(self, code: int | None) -> str:
         """Return where in the sources a return address lies, innermost first."""

@@ -5,9 +5,9 @@
 
 namespace emulator {
 
-// When and by whom something happened. `barriers` and `syncs` count the __syncthreads and __syncwarp passed.
+// When and by whom something happened. `barriers` counts the __syncthreads passed.
 struct Moment {
-    uint32_t launch, block, thread, barriers, syncs;
+    uint32_t launch, block, thread, barriers;
 };
 
 Moment now();

@@ -11,10 +11,10 @@
 namespace emulator {
 namespace {
 
-enum class Access { read, write, atomic };
+enum class Access { read, write };
 
 struct Cell {  // of one byte
-    bool initialised, by_atomic;
+    bool initialised;
     Moment written, read[2];
 };
 
@@ -32,23 +32,17 @@ Region* last_used;
 bool concurrent(const Moment& before, const Moment& after) {
     if (before.launch != after.launch) return false;
     if (before.block != after.block) return true;
-    if (before.thread == after.thread || before.barriers != after.barriers) return false;
-    return before.thread / 32 != after.thread / 32 || before.syncs == after.syncs;
+    return before.thread != after.thread && before.barriers == after.barriers;
 }
 
-int distance(const Moment& a, const Moment& b) {
-    return a.block != b.block ? 2 : a.thread / 32 != b.thread / 32;
-}
-
-// Two readers stand for all: whoever is concurrent with some reader is so with the one farther from it.
+// Two readers stand for all, of two blocks if there are such: whoever is concurrent with some reader is so with one.
 void note_reader(Cell& cell, const Moment& reader) {
     if (!concurrent(cell.read[0], reader)) cell.read[0] = reader;
-    else if (!concurrent(cell.read[1], reader) || distance(cell.read[0], reader) > distance(cell.read[0], cell.read[1]))
-        cell.read[1] = reader;
+    else if (!concurrent(cell.read[1], reader) || cell.read[1].block == cell.read[0].block) cell.read[1] = reader;
 }
 
 const Moment* rival(const Cell& cell, Access access, const Moment& moment) {
-    if (!(access == Access::atomic && cell.by_atomic) && concurrent(cell.written, moment)) return &cell.written;
+    if (concurrent(cell.written, moment)) return &cell.written;
     if (access == Access::read) return nullptr;
     for (const Moment& read : cell.read)
         if (concurrent(read, moment)) return &read;
@@ -83,9 +77,7 @@ const Region* nearest(uintptr_t address) {
     return best;
 }
 
-const char* verb(Access access) {
-    return access == Access::read ? "reads" : access == Access::write ? "writes" : "updates";
-}
+const char* verb(Access access) { return access == Access::read ? "reads" : "writes"; }
 
 [[noreturn]] void fail_outside(const void* code, Access access, uintptr_t address, size_t bytes) {
     const Region* region = nearest(address);
@@ -98,14 +90,13 @@ const char* verb(Access access) {
 void check_byte(const void* code, Access access, const Moment& moment, Region& region, size_t offset) {
     Cell& cell = region.cells[offset];
     const char* name = region.name.c_str();
-    if (access != Access::write && !cell.initialised)
-        fail(code, "uninitialised: %s byte %zu of %s, which nobody has written", verb(access), offset, name);
+    if (access == Access::read && !cell.initialised)
+        fail(code, "uninitialised: reads byte %zu of %s, which nobody has written", offset, name);
     if (const Moment* other = rival(cell, access, moment))
         fail(code, "race: %s byte %zu of %s, which block %u, thread %u %s, with nothing to order them", verb(access),
              offset, name, other->block, other->thread, other == &cell.written ? "wrote" : "read");
     if (access == Access::read) return note_reader(cell, moment);
     cell.initialised = true;
-    cell.by_atomic = access == Access::atomic;
     cell.written = moment;
 }
 
@@ -125,12 +116,6 @@ struct Location {
 };
 
 }  // namespace
-
-void atomic_access(const void* address, size_t bytes) {
-    if (reinterpret_cast<uintptr_t>(address) % bytes)
-        fail(__builtin_return_address(0), "misaligned: updates %zu bytes at an address that is no multiple", bytes);
-    check(__builtin_return_address(0), Access::atomic, address, bytes);
-}
 
 void open_shared(const Launch& launch) {
     last_used = nullptr;
@@ -209,6 +194,5 @@ UNDEFINED(negate_overflow)
 UNDEFINED(divrem_overflow)
 UNDEFINED(shift_out_of_bounds)
 UNDEFINED(float_cast_overflow)
-UNDEFINED(pointer_overflow)
 
 }

@@ -14,22 +14,11 @@ struct Index {
 Index thread_index();
 Index block_index();
 Index block_size();
-Index grid_size();
-unsigned lane_index();
 
-// Each waits for the threads it names; `intrinsic` is what all of them must have called.
+// Each waits for the threads it names.
 void block_barrier();
-void warp_barrier(unsigned mask);
-uint64_t shuffle(const char* intrinsic, unsigned mask, uint64_t value, unsigned source_lane);
-unsigned ballot(const char* intrinsic, unsigned mask, bool predicate);
-
-// Checks the bytes that an atomic operation is about to read and write.
-void atomic_access(const void* address, size_t bytes);
-
-union Slot {
-    long long integer;
-    double real;
-};
+unsigned shuffle_xor(unsigned mask, unsigned value, int other);
+unsigned ballot(unsigned mask, bool predicate);
 
 // A __shared__ variable: where it lies in the thread-local block of its module.
 struct SharedVariable {
@@ -38,8 +27,8 @@ struct SharedVariable {
 };
 
 struct Launch {
-    void (*kernel)(const Slot*);
-    const Slot* arguments;
+    void (*kernel)(const long long*);
+    const long long* arguments;
     unsigned grid, block;
     bool reversed;  // threads run from the last to the first
     char* shared_base;

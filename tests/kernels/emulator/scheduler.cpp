@@ -22,8 +22,8 @@ enum class State { ready, in_warp, at_barrier, done };
 struct Thread {
     State state;
     const char* intrinsic;
-    unsigned mask, barriers, syncs;
-    uint64_t given;  // to the warp, at the intrinsic
+    unsigned mask, barriers;
+    unsigned given;  // to the warp, at the intrinsic
 };
 
 // Fibers outlive launches: starting one costs a system call, switching between them does not.
@@ -35,7 +35,7 @@ struct Fiber {
 
 std::vector<Fiber> fibers;
 std::vector<Thread> threads;
-std::vector<uint64_t> exchanged;  // what each thread gave when its warp last met
+std::vector<unsigned> exchanged;  // what each thread gave when its warp last met
 Launch launch;
 Outcome* outcome;
 uint32_t launches, block;
@@ -118,10 +118,8 @@ bool met(unsigned first, const Thread& thread, unsigned& missing) {
 void release(unsigned first, unsigned mask) {
     for (unsigned lane = 0; lane < WARP; ++lane) {
         if (!(mask >> lane & 1)) continue;
-        Thread& thread = threads[first + lane];
-        exchanged[first + lane] = thread.given;
-        thread.state = State::ready;
-        thread.syncs += !strcmp(thread.intrinsic, "__syncwarp");
+        exchanged[first + lane] = threads[first + lane].given;
+        threads[first + lane].state = State::ready;
     }
 }
 
@@ -185,9 +183,9 @@ void provide_fibers(unsigned count) {
 }
 
 // Puts the current thread to sleep until the lanes in `mask` have called `intrinsic`.
-void meet(const char* intrinsic, unsigned mask, uint64_t value) {
+void meet(const char* intrinsic, unsigned mask, unsigned value) {
     Thread& thread = threads[current];
-    if (!(mask >> lane_index() & 1)) fail(nullptr, "%s with mask 0x%08x, which leaves the caller out", intrinsic, mask);
+    if (!(mask >> current % WARP & 1)) fail(nullptr, "%s with mask 0x%08x, which leaves the caller out", intrinsic, mask);
     thread.state = State::in_warp;
     thread.intrinsic = intrinsic;
     thread.mask = mask;
@@ -200,32 +198,29 @@ void meet(const char* intrinsic, unsigned mask, uint64_t value) {
 Index thread_index() { return {current, 0, 0}; }
 Index block_index() { return {block, 0, 0}; }
 Index block_size() { return {launch.block, 1, 1}; }
-Index grid_size() { return {launch.grid, 1, 1}; }
-unsigned lane_index() { return current % WARP; }
 
 void block_barrier() {
     threads[current].state = State::at_barrier;
     give_way();
 }
 
-void warp_barrier(unsigned mask) { meet("__syncwarp", mask, 0); }
-
-uint64_t shuffle(const char* intrinsic, unsigned mask, uint64_t value, unsigned source_lane) {
-    meet(intrinsic, mask, value);
-    if (!(mask >> source_lane & 1))
-        fail(nullptr, "%s reads lane %u, which its mask 0x%08x leaves out", intrinsic, source_lane, mask);
-    return exchanged[current - lane_index() + source_lane];
+unsigned shuffle_xor(unsigned mask, unsigned value, int other) {
+    meet("__shfl_xor_sync", mask, value);
+    unsigned lane = current % WARP, source = lane ^ unsigned(other);
+    if (source >= WARP || !(mask >> source & 1))
+        fail(nullptr, "__shfl_xor_sync reads lane %u, which its mask 0x%08x leaves out", source, mask);
+    return exchanged[current - lane + source];
 }
 
-unsigned ballot(const char* intrinsic, unsigned mask, bool predicate) {
-    meet(intrinsic, mask, predicate);
+unsigned ballot(unsigned mask, bool predicate) {
+    meet("__ballot_sync", mask, predicate);
     unsigned bits = 0;
     for (unsigned lane = 0; lane < WARP; ++lane)
-        if (mask >> lane & 1) bits |= unsigned(exchanged[current - lane_index() + lane]) << lane;
+        if (mask >> lane & 1) bits |= exchanged[current - current % WARP + lane] << lane;
     return bits;
 }
 
-Moment now() { return {launches, block, current, threads[current].barriers, threads[current].syncs}; }
+Moment now() { return {launches, block, current, threads[current].barriers}; }
 
 bool on_own_stack(uintptr_t begin, uintptr_t end) {
     auto stack = reinterpret_cast<uintptr_t>(fibers[current].stack);

@@ -26,13 +26,6 @@ extern "C" __global__ void __launch_bounds__(128) reverse_block(const float* x, 
     y[threadIdx.x] = values[blockDim.x - 1 - threadIdx.x];
 }
 
-extern "C" __global__ void reverse_warp(const float* x, float* y, long long barrier) {
-    __shared__ float values[32];
-    values[threadIdx.x] = x[threadIdx.x];
-    if (barrier) __syncwarp();
-    y[threadIdx.x] = values[31 - threadIdx.x];
-}
-
 extern "C" __global__ void read_shared_uninitialised(float* y) {
     __shared__ float values[64];
     if (threadIdx.x != 5) values[threadIdx.x] = 1.0f;
@@ -43,7 +36,7 @@ extern "C" __global__ void read_shared_uninitialised(float* y) {
 extern "C" __global__ void overrun_shared(float* y) {
     __shared__ float values[32];
     values[threadIdx.x] = 1.0f;
-    __syncwarp();
+    __syncthreads();
     y[threadIdx.x] = values[threadIdx.x + 1];
 }
 
@@ -51,7 +44,7 @@ extern "C" __global__ void overrun_shared_by_pointer(float* y, long long i) {
     __shared__ float values[32];
     const float* end = values + 32;
     values[threadIdx.x] = 1.0f;
-    __syncwarp();
+    __syncthreads();
     y[threadIdx.x] = threadIdx.x == 31 ? end[i] : values[threadIdx.x];
 }
 
@@ -64,7 +57,7 @@ extern "C" __global__ void shuffle_in_a_branch(int* y) {
 extern "C" __global__ void two_intrinsics_at_once(int* y) {
     int value = threadIdx.x;
     if (threadIdx.x < 16) value = __shfl_xor_sync(0xffffffffu, value, 1);
-    else value = __any_sync(0xffffffffu, value);
+    else value = __ballot_sync(0xffffffffu, value);
     y[threadIdx.x] = value;
 }
 
@@ -83,34 +76,15 @@ extern "C" __global__ void share_between_blocks(int* y) {
     if (threadIdx.x == 0) y[0] = (int)blockIdx.x;
 }
 
-extern "C" __global__ void sum(const int* x, int* total, long long n) {
-    long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    int value = i < n ? x[i] : 0;
-    for (int step = 16; step; step /= 2) value += __shfl_down_sync(0xffffffffu, value, step);
-    if (threadIdx.x % 32 == 0) atomicAdd(total, value);
-}
-
-extern "C" __global__ void add_floats_in_any_order(const float* x, float* total) { atomicAdd(total, x[threadIdx.x]); }
-
 extern "C" __global__ void overflow(int* y, long long n) {
     int value = 0x7fffffff;
     y[threadIdx.x] = value + (int)n;
 }
 
-extern "C" __global__ void scale(const float* x, float* y, long long n, double factor) {
-    if (threadIdx.x < n) y[threadIdx.x] = __fmul_rn(x[threadIdx.x], (float)factor);
-}
-
 extern "C" __global__ void warp_functions(const int* x, int* y) {
     int lane = threadIdx.x, value = x[lane];
-    y[lane] = __shfl_sync(0xffffffffu, value, 3);
-    y[32 + lane] = __shfl_sync(0xffffffffu, value, 3, 8);
-    y[64 + lane] = __shfl_xor_sync(0xffffffffu, value, 5);
-    y[96 + lane] = __shfl_down_sync(0xffffffffu, value, 2, 8);
-    y[128 + lane] = __shfl_up_sync(0xffffffffu, value, 2, 8);
-    y[160 + lane] = (int)__ballot_sync(0xffffffffu, value % 3 == 0);
-    y[192 + lane] = __any_sync(0xffffffffu, value == 7);
-    y[224 + lane] = __shfl_xor_sync(0xffffffffu, value, 9, 8);
+    y[lane] = __shfl_xor_sync(0xffffffffu, value, 5);
+    y[32 + lane] = (int)__ballot_sync(0xffffffffu, value % 3 == 0);
 }
 
 extern "C" __global__ void from_half(const unsigned short* x, float* y, long long n) {
