@@ -43,20 +43,18 @@ class _Quantized(Planned):
 
     kind = "group"  # which kernels of groups.cu
 
-    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        self._check(dtype)
-        return 0
-
     def plan_of(self, x: Tensor) -> Plan:
         """Return the plan for a tensor to be read or written."""
         return self.plan(x.shape, x.dtype, x.device)
 
-    def _compress(self, x: Tensor) -> Payload:
+    def _compress(self, x: Tensor, separated: Payload = (), tables: tuple[Tensor, ...] = ()) -> Payload:
+        """`separated`: room for the payload's last parts. `tables`: what the kernel reads besides the tensor."""
         plan = self.plan_of(x)
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
         fitted = [torch.empty(plan.groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
-        plan.compress(x.data_ptr(), codes.data_ptr(), *[part.data_ptr() for part in fitted], *self.seed())
-        return codes, *fitted
+        payload = codes, *fitted, *separated
+        plan.compress(*[each.data_ptr() for each in (x, *payload, *tables)], *self.seed())
+        return payload
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         x = torch.empty(shape, dtype=dtype, device=payload[0].device)
@@ -177,20 +175,13 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
 
     def _compress(self, x: Tensor) -> Payload:
         rows, width = rows_and_channels(x.shape)
-        capacity, device = self.channels.numel(), x.device
-        raw = x.new_empty(rows, capacity)
-        indices = torch.empty(capacity, dtype=torch.int32, device=device)
+        capacity = self.channels.numel()
+        raw, indices = x.new_empty(rows, capacity), torch.empty(capacity, dtype=torch.int32, device=x.device)
         if not capacity:
             return *super()._compress(x), raw, indices
-        plan = self.plan_of(x)
-        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=device)
-        scales = torch.empty(plan.groups, dtype=torch.float32, device=device)
-        if not plan.code_bytes:
+        if not x.numel():  # nothing is launched
             indices.copy_(self.channels)
-        outputs = codes.data_ptr(), scales.data_ptr(), raw.data_ptr(), indices.data_ptr()
-        tables = self.channels.data_ptr(), self._mask(width, x.dtype, device).data_ptr()
-        plan.compress(x.data_ptr(), *outputs, *tables, *self.seed())
-        return codes, scales, raw, indices
+        return super()._compress(x, (raw, indices), (self.channels, self._mask(width, x.dtype, x.device)))
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return super()._decompress(payload if self.channels.numel() else payload[:2], shape, dtype)
@@ -215,10 +206,6 @@ class BitsCodec(Planned, reference.BitsCodec):
     __doc__ = reference.BitsCodec.__doc__
 
     RESTORED_BYTES = 4 * UNIT_BYTES * BLOCK  # by a block; HELD in bits.cu: units that a thread holds
-
-    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        self._check(dtype)
-        return 0
 
     def _compress(self, x: Tensor) -> Payload:
         plan = self.plan(x.shape, x.dtype, x.device)

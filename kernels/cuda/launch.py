@@ -1,5 +1,6 @@
 """What a codec launches, worked out once for each shape, dtype and device."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class Launch(NamedTuple):
 
 
 class Planned:
-    """A codec that works out its launches once for each shape, dtype and device, and keeps them."""
+    """A codec without a workspace, which works out its launches once for each shape, dtype and device."""
 
     LIMIT = 256  # plans; those of shapes that never come back must not pile up
 
@@ -32,6 +33,10 @@ class Planned:
         super().__init__(*args)
         self._kernels = kernels
         self._plans: dict[tuple, Any] = {}
+
+    def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        self._check(dtype)
+        return 0
 
     def plan(self, *key: Any) -> Any:
         """Return `self._make_plan(*key)`, where the key is (shape, dtype, device, ...)."""
