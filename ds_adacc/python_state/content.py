@@ -131,7 +131,7 @@ def is_known_by_identity(value: Any) -> bool:
     """Whether the object holds no number that could change: a class, a Python module, a lock, a compiled kernel."""
     if isinstance(value, _NAMED):
         return True
-    if isinstance(value, threading.local):
+    if isinstance(value, threading.local | torch.Size):
         return False
     if isinstance(value, types.FunctionType):
         return is_library(value.__globals__.get("__name__"))

@@ -137,6 +137,13 @@ def test_a_container_that_keeps_changing_is_not_recorded_for_ever(note, caplog):
     assert caplog.text.count("which keeps changing") == 1
 
 
+def test_a_shape_that_a_block_notes_is_the_same_in_the_next_call():
+    work, block = recomputing(), Remembering(lambda block, x: setattr(block, "seen", x.shape))
+    for _ in range(4):
+        same_bits(work, block, batch())
+    assert work.recordings == 1
+
+
 def test_a_cache_that_fills_and_settles_costs_no_replays(caplog):
     work, block = recomputing(), Remembering(lambda block, x: block.by.setdefault(len(block.by) % 5, x.detach()))
     for _ in range(12):
