@@ -184,6 +184,8 @@ def besides_items(value: Any) -> dict[str, Any] | Unreadable:
 def attributes_alone(value: Any) -> dict[str, Any] | None:
     """The attributes of an object of a Python class, if it holds nothing else, and is told by nothing else."""
     kind = type(value)
+    if kind is types.SimpleNamespace:
+        return vars(value)
     if kind.__basicsize__ != _size_without_slots(kind) or isinstance(value, (*_BASES, *_TOLD_OTHERWISE)):
         return None
     own = getattr(value, "__dict__", None)

@@ -343,7 +343,12 @@ def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dt
     return token(parameter), parameter.requires_grad, parameter.dtype
 
 
+def has_look(value: Any) -> bool:
+    """Whether it is a tensor whose mark is a `Look`."""
+    return type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested
+
+
 def _look(tensor: torch.Tensor) -> Hashable:
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested:
+    if not has_look(tensor):
         return token(tensor)
     return Look(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)

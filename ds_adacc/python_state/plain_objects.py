@@ -1,44 +1,55 @@
-"""Objects that hold plain numbers and strings, such as a model's config: they are unchanged while their items are.
+"""Objects that hold plain numbers, strings and tensors: they are unchanged while their items are.
 
-The blocks of most models refer to a config with dozens of attributes. Comparing these by identity takes a fraction of
-the time that reading them takes (`guards.py`).
+The blocks of most models refer to a config with dozens of attributes, and a quantized weight refers to its scales.
+Comparing these by identity takes a fraction of the time that reading them takes (`guards.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ds_adacc.python_state.content import SCALARS, attributes_alone
-from ds_adacc.python_state.guards import Guards, Walk, of_users
+import torch
+from torch import nn
 
-_SEQUENCES = frozenset({list, tuple})
+from ds_adacc.python_state.content import SCALARS, attributes_alone
+from ds_adacc.python_state.guards import Guards, Walk, has_look, mark_of_parameter, of_users
+from ds_adacc.python_state.held_tensors import inside
+
+_SEQUENCES = frozenset({list, tuple, torch.Size})
 _MOST_ITEMS = 4096  # of one value; more are read at every call, as far as `Walk` reads them
+_looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `Look`
+
+_Open = Callable[[Any], Sequence[Any]]  # returns the items of an object
 
 
 class PlainObjects:
-    """Those of `values` that hold nothing but plain numbers and strings, in lists, dicts and objects.
+    """Those of `values` that hold nothing but numbers, strings and tensors, in lists, dicts, objects and parameters.
 
     `places`: of these, among the values; `left`: of the others. `marks`: of them and of what they hold, except classes.
     `kinds`: the classes of the objects, without those of libraries. `names`: what `Walk` has called all objects that
     identity tells, by address: those that it was given in `names`, and those in these values.
 
     Only numbers and strings are kept alive. A list, a dict or an object is told by its address. Another one may lie
-    there later; if it is of the same class and holds the same, then its marks are the same.
+    there later; if it is of the same class and holds the same, then its marks are the same. Tensors and parameters are
+    told by what their marks tell.
     """
 
     def __init__(self, values: Sequence[tuple[str, Any, int]], names: Mapping[int, str]) -> None:
         """`values`: each with its name and the depth to which it is read."""
         self.places: list[int] = []
-        kinds: list[type] = []
-        self._opened: list[list[tuple[int, type, int]]] = []  # by value: place among the items, class, number of items
-        self._addresses: list[int] = []  # of the items
+        # What is opened, by value: the place among the items of all values, the class, how, the number of its items.
+        self._opened: list[list[tuple[int, type, _Open, int]]] = []
+        self._count = 0  # of the items
         self._kept: list[Any] = []
+        kinds: list[type] = []
         known = set(names)
         for place, (_, value, _) in enumerate(values):
             if self._open(value, known, kinds):
                 self.places.append(place)
         self.left = [place for place in range(len(values)) if place not in self.places]
+        self._seen, _ = self._look_at([value for _, value, _ in values])
         self.kinds = of_users(kinds)
         walk = Walk(names, self.kinds)
         for place in self.places:
@@ -52,48 +63,87 @@ class PlainObjects:
         for place, item in enumerate(items):  # it grows
             if type(item) in SCALARS or id(item) in met:
                 continue
-            held = _held_by(item)
-            if held is None or len(items) + len(held) > _MOST_ITEMS:
+            how = _opener_of(item)
+            held = () if how is None else how(item)
+            if how is None or len(items) + len(held) > _MOST_ITEMS:
                 return False
-            met.add(id(item))
-            opened.append((len(self._addresses) + place, type(item), len(held)))
+            if how not in (_of_tensor, _of_parameter):  # which `Walk` marks wherever it meets them
+                met.add(id(item))
+            opened.append((self._count + place, type(item), how, len(held)))
             items += held
         known |= met
         self._opened.append(opened)
-        self._addresses += map(id, items)
+        self._count += len(items)
         self._kept += [item for item in items if type(item) in SCALARS]
-        kinds += [kind for _, kind, _ in opened]
+        kinds += [kind for _, kind, _, _ in opened if not issubclass(kind, torch.Tensor)]
         return True
 
-    def unchanged(self, values: Sequence[Any]) -> bool:
-        """Whether those of the values that were plain hold the same as then."""
+    def unchanged(self, values: Sequence[Any]) -> list[torch.Tensor] | None:
+        """The tensors in those of the values that were plain, if these hold the same as then; else None."""
+        seen, tensors = self._look_at(values)
+        return tensors if seen is not None and seen == self._seen else None
+
+    def tensors_in(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The tensors in those of the values that are plain. `values`: those with which this was made."""
+        return self._look_at(values)[1]
+
+    def _look_at(self, values: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
+        """What tells whether the values that were plain hold the same, and the tensors in them.
+
+        None and no tensors, if they do not hold as many items of the same classes as then.
+        """
         items: list[Any] = []
+        tensors: list[torch.Tensor] = []
+        parameters: list[torch.Tensor] = []
         for place, opened in zip(self.places, self._opened, strict=True):
             items.append(values[place])
-            for inner, kind, count in opened:
+            for inner, kind, how, count in opened:
                 value = items[inner]
                 if type(value) is not kind:
-                    return False
-                before = len(items)  # as `_held_by` would give them: their class tells that there are no others
-                if kind in _SEQUENCES:
-                    items += value
-                else:
-                    held = value if kind is dict else value.__dict__
-                    items += held
-                    items += held.values()
+                    return None, []
+                if how is _of_tensor:
+                    if not has_look(value):
+                        return None, []
+                    tensors.append(value)
+                    items[inner] = None  # its address is no matter
+                    continue
+                if how is _of_parameter:
+                    parameters.append(value)
+                before = len(items)
+                items += how(value)
                 if len(items) - before != count:
-                    return False
-        return [*map(id, items)] == self._addresses
+                    return None, []
+        looks = [*map(_looks_of, tensors)], [*map(torch.Tensor.stride, tensors)], [*map(mark_of_parameter, parameters)]
+        return ([*map(id, items)], *looks), tensors
 
 
-def _held_by(value: Any) -> list[Any] | None:
-    """The items of a list, or the keys and values of a dict or of an object's attributes.
+def _opener_of(value: Any) -> _Open | None:
+    """What returns the items of an object, if it holds plain items and nothing else, or else None."""
+    kind = type(value)
+    if kind in _SEQUENCES:
+        return _of_sequence
+    if issubclass(kind, torch.Tensor):
+        return _of_tensor if has_look(value) else _of_parameter if isinstance(value, nn.Parameter) else None
+    how, held = (_of_dict, value) if kind is dict else (_of_object, attributes_alone(value))
+    return how if held is not None and SCALARS.issuperset(map(type, held)) else None
 
-    None if the value is something else, or holds more than that.
-    """
-    if type(value) in _SEQUENCES:
-        return [*value]
-    held = value if type(value) is dict else attributes_alone(value)
-    if held is None or not SCALARS.issuperset(map(type, held)):
-        return None
-    return [*held, *held.values()]
+
+# Once an object is known to be plain, its class tells that it holds nothing else.
+def _of_sequence(value: Any) -> Sequence[Any]:
+    return value
+
+
+def _of_tensor(_: torch.Tensor) -> Sequence[Any]:
+    return ()
+
+
+def _of_parameter(parameter: nn.Parameter) -> Sequence[Any]:
+    return [each for item in inside(parameter) for each in item]
+
+
+def _of_dict(value: dict[Any, Any]) -> Sequence[Any]:
+    return [*value, *value.values()]
+
+
+def _of_object(value: Any) -> Sequence[Any]:
+    return _of_dict(value.__dict__)

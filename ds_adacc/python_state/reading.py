@@ -68,7 +68,8 @@ def read(
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if same is None else last.structure
     held = structure.held(same)
-    is_same = same is not None and last.objects.unchanged(held)
+    tensors = None if same is None else last.objects.unchanged(held)
+    is_same = tensors is not None
     objects = last.objects if is_same else PlainObjects(structure.named(held), structure.names)
     walk = Walk(objects.names)
     for kind in (*structure.kinds, *objects.kinds):
@@ -81,9 +82,10 @@ def read(
     for number, value in enumerate(values):
         walk.value(f"closure[{number}]", value, DEPTH)
     others = {**walk.guards, **more}
+    tensors = [*(tensors if is_same else objects.tensors_in(held)), *walk.tensors]
     if is_same and others == last.others:
-        return last, walk.tensors
-    return Reading(structure, objects, others, {**structure.marks, **objects.marks, **others}), walk.tensors
+        return last, tensors
+    return Reading(structure, objects, others, {**structure.marks, **objects.marks, **others}), tensors
 
 
 class Structure:
