@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ds_adacc.execute.variant import Variant
 from ds_adacc.program.module_class import class_of
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Signature, Sizes, differ_in_sizes, differing_numbers
+from ds_adacc.python_state.changes import names_of_changes
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import Reading
@@ -31,6 +33,7 @@ class Block:
     `mispredicted`: the block types that it was predicted to be of, and was not. It is recorded instead.
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
+    `changes`: by name, how often it was recorded and this had changed since its last call, of whatever sizes.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
     """
@@ -41,6 +44,7 @@ class Block:
         self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0
+        self.changes: Counter[str] = Counter()
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
         self._variants: list[tuple[Signature, Variant]] = []
@@ -104,14 +108,21 @@ class Block:
                 values.setdefault(name, {now}).add(before)
         return {name: len(each) for name, each in values.items()}
 
-    def recorded_sizes(self, signature: Signature) -> int:
+    def recorded_sizes(self, signature: Signature, guards: Guards) -> int:
         """At how many sizes of its tensors it was recorded, with all else the same.
 
         That of a new call, which is about to be recorded, counts too.
         """
         numbers = signature.sizes.numbers
-        recorded = (known for known, variant in self._variants if not variant.is_predicted)
+        alike = ((known, variant) for known, variant in self._variants if variant.holds(guards))
+        recorded = (known for known, variant in alike if not variant.is_predicted)
         return 1 + sum(known.sizes.numbers == numbers and differ_in_sizes(known, signature) for known in recorded)
+
+    def note_changes(self, guards: Guards) -> None:
+        """Note what has changed since its last call, now that it is recorded under these guards."""
+        last = next((variant for _, variant in self._variants), None)
+        if last is not None and last.guards is not None:
+            self.changes.update(names_of_changes(last.guards, guards, last.ignored))
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

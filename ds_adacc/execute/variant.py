@@ -12,7 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.python_state.changes import differing, is_number, moved
+from ds_adacc.python_state.changes import is_number, moved
 from ds_adacc.python_state.guards import Guards
 
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
@@ -44,7 +44,7 @@ class Variant:
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
-    `changes`: how often each number, container or other guard was found changed. `ignored`: those that are guarded no
+    `changes`: how often each number and container was found changed. `ignored`: those that are guarded no
     longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
@@ -168,17 +168,13 @@ class Variant:
 
         A number on a schedule, or a list that grows, would have the block recorded at every step. Once a number has
         been seen with three values, or a container with eight, it is guarded no longer. Then nothing is replayed: its
-        next value may change any constant or choose another branch. Anything else that changes is only counted, for a
-        warning.
+        next value may change any constant or choose another branch.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
         changed = moved(earlier.guards, self.guards, earlier.ignored)
         if changed is None:
-            names = differing(earlier.guards, self.guards)
-            first = next((name for name in names if name in earlier.guards and name in self.guards), "what it holds")
-            self.changes = earlier.changes + Counter([first])
             return
         changed -= earlier.ignored
         self.changes = earlier.changes + Counter(changed)

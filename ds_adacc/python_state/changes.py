@@ -33,6 +33,15 @@ def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[s
     return {next((each for each in owners if _is_inside(name, each)), name) for name in names}
 
 
+def names_of_changes(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str]:
+    """What to name of all that differs: the numbers and the containers, or the first of anything else."""
+    changed = moved(before, after, ignored)
+    if changed is not None:
+        return changed - set(ignored)
+    names = differing(before, after)
+    return {next((name for name in names if name in before and name in after), "what it holds")}
+
+
 def _owner(name: str, before: Guards, after: Guards) -> str | None:
     """The innermost container, there before and after, in which the object of this name is."""
     cuts = (place for place in range(len(name) - 1, 0, -1) if name[place] in "[.")

@@ -59,7 +59,7 @@ class Learner:
         block, signature, controller = incoming.block, incoming.signature, self._controller
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
-        self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature))
+        self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
@@ -75,6 +75,8 @@ class Learner:
         variant.guards = guards
         if earlier is not None and earlier.recording is not None:
             self._succeed(block, variant, earlier)
+        block.note_changes(guards)
+        self._warnings.changed_again(block, variant)
         self._doubt(block, signature, variant, captured)
         self._note_computed(variant, captured.watch)
         self._tell_limits(block, captured)
@@ -95,9 +97,8 @@ class Learner:
         return Learned(captured, variant, outliers_are_new)
 
     def _succeed(self, block: Block, variant: Variant, earlier: Variant) -> None:
-        """Have the variant learn from the earlier one of its signature. Warn of what changes too often."""
+        """Have the variant learn from the earlier one of its signature."""
         variant.succeed(earlier)
-        self._warnings.changed_again(block, variant)
         if variant.doubt and not earlier.doubt:
             self._warnings.doubtful(block, variant.doubt)
 

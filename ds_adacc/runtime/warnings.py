@@ -146,7 +146,7 @@ class Warnings:
 
     def changed_again(self, block: Block, variant: Variant) -> None:
         """The block is recorded since what it depends on has changed, as it had many times before."""
-        for name, count in variant.changes.items():
+        for name, count in block.changes.items():
             if count >= _MANY_VALUES and name not in variant.ignored:
                 self._tell(
                     block,

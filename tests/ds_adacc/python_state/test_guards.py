@@ -185,6 +185,28 @@ def test_modules_in_a_container_that_grows_are_looked_at_at_every_call(caplog):
     assert "has been recorded anew 8 times, since block.others had changed each time" in caplog.text
 
 
+class Masked(zoo.HolderBlock):
+    """Keeps the mask of each length that it has met."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks = {}
+
+    def forward(self, x):
+        length = x.shape[1]
+        if length not in self.masks:
+            self.masks[length] = torch.ones(length, length).tril()
+        return super().forward(self.masks[length] @ x)
+
+
+def test_a_cache_that_grows_with_each_new_size_is_named_and_the_sizes_are_not(caplog):
+    work, block = recomputing(), Masked()
+    for length in range(4, 13):
+        same_bits(work, block, torch.randn(2, length, zoo.WIDTH, requires_grad=True))
+    assert "has been recorded anew 8 times, since block.masks had changed each time" in caplog.text
+    assert "sizes of its tensors" not in caplog.text
+
+
 def test_layers_that_a_block_chooses_from_its_own_are_looked_at_at_every_call(caplog):
     work, block = recomputing(), Through()
     orders = [order for count in (1, 2, 3) for order in itertools.permutations(block.layers, count)][:24]
