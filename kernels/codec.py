@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -100,7 +100,7 @@ def by_form(*classes: type[Codec]) -> dict[str, type[Codec]]:
 
 
 def make(
-    classes: Mapping[str, type[Codec]],
+    classes: Mapping[str, Callable[..., Codec]],
     name: str,
     group_size: int,
     channels: Tensor | None,

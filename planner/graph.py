@@ -95,7 +95,7 @@ class BlockGraph:
         return self._segments.rebuildable
 
     @functools.cached_property
-    def segments(self) -> Mapping[int, Segment]:
+    def segments(self) -> dict[int, Segment]:
         """What backward may replay: by the op at the end of each replay, all that it runs."""
         return self._segments.of(sorted(self.rebuildable_ops))
 
@@ -171,8 +171,9 @@ class BlockGraph:
         for event in self.events:
             for output in event.values:
                 producer = self.values[output].producer
-                inputs = set() if producer is None else set(self.ops[producer].inputs) & set(event.values) - {output}
-                if inputs:
+                if producer is None:
+                    continue
+                if inputs := set(self.ops[producer].inputs) & set(event.values) - {output}:
                     ins, outs = found.setdefault(producer, (set(), set()))
                     ins |= inputs
                     outs.add(output)

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard, overload
 
 from ds_adacc.planner.graph import BlockGraph, check_count
 
@@ -18,12 +19,12 @@ _HIDING = 0.75
 HOPELESS = 1e12  # a gradient error from here on is as good as infinite: it is above any bound
 
 
-def is_codec(store: str | None) -> bool:
+def is_codec(store: str | None) -> TypeGuard[str]:
     """Whether a value stored so is held as a codec's payload, on its device or in host memory."""
     return store not in (None, RETAIN, OFFLOAD)
 
 
-def is_offloaded(store: str | None) -> bool:
+def is_offloaded(store: str | None) -> TypeGuard[str]:
     """Whether a value stored so waits in host memory, as it is or as a codec's payload."""
     return store is not None and (store == OFFLOAD or store.startswith(_PAYLOAD_OFFLOADED))
 
@@ -42,6 +43,12 @@ def nearest_offer(store: str, offers: Collection[str]) -> str:
     return OFFLOAD if kept == RETAIN else payload_offloaded(kept)
 
 
+@overload
+def on_device(store: str) -> str: ...
+@overload
+def on_device(store: None) -> None: ...
+@overload
+def on_device(store: str | None) -> str | None: ...
 def on_device(store: str | None) -> str | None:
     """The same store without the copy to host memory: of an offloaded payload the codec's name."""
     return RETAIN if store == OFFLOAD else store and store.removeprefix(_PAYLOAD_OFFLOADED)

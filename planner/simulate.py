@@ -75,7 +75,9 @@ class _Backward:
             self.last_use[value] = time
             store = self.policy.stores[value]
             if store is None:
-                pending.extend(self._replay(self.profile.graph.values[value].producer, time))
+                producer = self.profile.graph.values[value].producer
+                assert producer is not None  # else the policy holds the value: it has been checked
+                pending.extend(self._replay(producer, time))
             elif store not in (RETAIN, OFFLOAD):
                 self.rebuilt.setdefault(value, time)
 

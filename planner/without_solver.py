@@ -111,7 +111,7 @@ def _variants(block_type: BlockType, policy: Policy, value: int, bound: float | 
         store or (None if graph.values[v].producer in graph.rebuildable_ops else RETAIN)
         for v, store in enumerate(policy.stores)
     ]
-    options = [RETAIN, *(offer.codec for offer in profile.offers_within(value, bound))]
+    options: list[str | None] = [RETAIN, *(offer.codec for offer in profile.offers_within(value, bound))]
     if graph.values[value].producer in graph.rebuildable_ops:
         options.append(None)
     for store in options:

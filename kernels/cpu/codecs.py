@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import reference
 from ..codec import Codec, Payload, draw_seed, rows_and_channels
 from ..reference.bits import tile_count
+from ..reference.quantized import QuantizedCodec
 from . import bits, channelwise, groups
 from .memory import KINDS, fresh
 from .openmp import OPENMP
@@ -46,7 +47,7 @@ class CompiledCodec(Codec):
             )
 
 
-class CompiledQuantized(CompiledCodec):
+class CompiledQuantized(CompiledCodec, QuantizedCodec):
     """What the INT4 and INT8 codecs share: room for a payload, and what a call needs besides."""
 
     def _room(self, x: Tensor) -> list[Tensor]:
@@ -69,6 +70,9 @@ class CompiledQuantized(CompiledCodec):
 
 class CompiledGroups(CompiledQuantized):
     """Groups of neighbours in memory."""
+
+    scale: str
+    group_size: int
 
     @property
     def method(self) -> int:
@@ -93,7 +97,7 @@ class CompiledGroups(CompiledQuantized):
         self._compress_to(x, payload)
         return tuple(payload)
 
-    def _compress_to(self, x: Tensor, payload: Payload, outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
+    def _compress_to(self, x: Tensor, payload: Sequence[Tensor], outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
         codes, scales, *offsets = payload
         count, length, seed = self._groups(x.shape), self._length(x.shape), self._seed()
         separated = (rows_and_channels(x.shape)[1], *outliers)
@@ -107,7 +111,9 @@ class CompiledGroups(CompiledQuantized):
         self._decompress_to(x, payload)
         return x
 
-    def _decompress_to(self, x: Tensor, payload: Payload, outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
+    def _decompress_to(
+        self, x: Tensor, payload: Sequence[Tensor], outliers: Sequence[Tensor | int] = (0, 0, 0)
+    ) -> None:
         codes, scales, *offsets = payload
         rejoined = (rows_and_channels(x.shape)[1], *outliers)
         cut = x.numel(), self._length(x.shape), self.width.bits

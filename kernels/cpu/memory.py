@@ -83,7 +83,7 @@ def half_to_float(half: int) -> float:
 
 
 @inner
-def float_to_half(number: float) -> int:
+def float_to_half(number: float) -> np.uint16:
     """Return the uint16 bits of the float16 nearest to a float32, halves to even."""
     bits = as_bits(number)
     magnitude = np.int32(bits & np.int32(0x7FFFFFFF))

@@ -15,6 +15,7 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -86,10 +87,10 @@ class OpenMP:
 
     def __init__(self) -> None:
         self._parallel = _parallel()
-        self._addresses: dict[tuple[Callable[..., None], int], int] = {}
+        self._addresses: dict[tuple[Dispatcher, int], int] = {}
         os.register_at_fork(after_in_child=self._stay_alone)
 
-    def run(self, function: Callable[..., None], items: int, elements: int, step: int, *arguments: Any) -> None:
+    def run(self, function: Dispatcher, items: int, elements: int, step: int, *arguments: Any) -> None:
         """Call the kernel `function(first, last, *arguments)` so that range(items) is covered.
 
         The cuts are multiples of `step`; `elements` is what the items are in all. Tensors among the arguments are
@@ -114,7 +115,7 @@ class OpenMP:
             return ""
         return "they run on one thread: torch has no GNU OpenMP (GOMP_parallel), or this process was forked"
 
-    def _address(self, function: Callable[..., None], count: int) -> int:
+    def _address(self, function: Dispatcher, count: int) -> int:
         """The address of a kernel of so many integers, compiled if need be."""
         known = self._addresses.get((function, count))
         if known is None:

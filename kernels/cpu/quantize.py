@@ -28,13 +28,13 @@ UNIT = np.float32(2.0**-24)
 
 
 @inner
-def rank(bits: int) -> int:
+def rank(bits: int) -> np.uint32:
     """Return a uint32 that orders the int32 `bits` of float32 numbers by magnitude, the negative of two last."""
     return np.uint32(np.uint32(bits) << np.uint32(1) | np.uint32(bits) >> np.uint32(31))
 
 
 @inner
-def ordered(bits: int) -> int:
+def ordered(bits: int) -> np.int32:
     """Return an int32 that orders the int32 `bits` of float32 numbers as they are, NaN at the ends; its own inverse."""
     return np.int32(bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF)))
 
@@ -76,7 +76,7 @@ def length_of(group: int, length: int, number: int) -> int:
 
 
 @inner
-def half_of(bits: int) -> float:
+def half_of(bits: int) -> np.float32:
     """Return half of how many codes of so many bits there are, as float32."""
     return np.float32(8) if bits == 4 else np.float32(128)
 
@@ -105,13 +105,13 @@ def fit_asymmetric(
 
 
 @inner
-def normal(scale: float) -> float:
+def normal(scale: np.float32) -> np.float32:
     """Return the scale, or zero if it is subnormal."""
     return np.float32(0) if abs(scale) < SMALLEST else scale
 
 
 @inner
-def reciprocal(scale: float) -> float:
+def reciprocal(scale: np.float32) -> np.float32:
     """Return 1 / scale, and zero where the scale is zero, infinite or NaN."""
     return np.float32(1) / scale if np.float32(0) < abs(scale) < np.float32(np.inf) else np.float32(0)
 
@@ -148,7 +148,7 @@ def philox(first: int, last: int, seed: int, words: np.ndarray) -> None:
 
 
 @inner
-def stored_code(number: float, bits: int) -> int:
+def stored_code(number: float, bits: int) -> np.int32:
     """Return the nearest code of so many bits to a float32, halves to even, clipped and minus the least: int32."""
     least = LEAST_4 if bits == 4 else LEAST_8
     greatest = GREATEST_4 if bits == 4 else GREATEST_8
@@ -203,18 +203,18 @@ def unpack(bits: int, codes: int, values: np.ndarray) -> None:
 
 
 @inner
-def from_low(byte: int) -> float:
+def from_low(byte: int) -> np.float32:
     """Return the code in the low half of a byte, as float32."""
     return np.float32(np.uint8(byte & np.uint8(15))) - np.float32(8)
 
 
 @inner
-def from_high(byte: int) -> float:
+def from_high(byte: int) -> np.float32:
     """Return the code in the high half of a byte, as float32."""
     return np.float32(np.uint8(byte >> np.uint8(4))) - np.float32(8)
 
 
 @inner
-def from_byte(byte: int) -> float:
+def from_byte(byte: int) -> np.float32:
     """Return the code of 8 bits in a byte, as float32."""
     return np.float32(byte) - np.float32(128)

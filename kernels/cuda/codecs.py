@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import reference
 from ..codec import Payload, draw_seed, rows_and_channels
 from ..reference.bits import tile_count
+from ..reference.quantized import QuantizedCodec
 from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two, wide_reciprocal
 
 BLOCK = 256  # threads
@@ -38,16 +39,21 @@ class Plan(NamedTuple):
     decompress: Callable[..., None]
 
 
-class _Quantized(Planned):
+class _Quantized(Planned, QuantizedCodec):
     """What the INT4 and INT8 codecs share, besides what the reference's codecs have."""
 
     kind = "group"  # which kernels of groups.cu
+    group_size: int
+    scale: str
 
     def plan_of(self, x: Tensor) -> Plan:
         """Return the plan for a tensor to be read or written."""
         return self.plan(x.shape, x.dtype, x.device)
 
-    def _compress(self, x: Tensor, separated: Payload = (), tables: tuple[Tensor, ...] = ()) -> Payload:
+    def _compress(self, x: Tensor) -> Payload:
+        return self._compressed(x)
+
+    def _compressed(self, x: Tensor, separated: Payload = (), tables: tuple[Tensor, ...] = ()) -> Payload:
         """`separated`: room for the payload's last parts. `tables`: what the kernel reads besides the tensor."""
         plan = self.plan_of(x)
         codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
@@ -139,7 +145,7 @@ class ChannelCodec(_Quantized, reference.ChannelCodec):
     def plan_of(self, x: Tensor) -> Plan:
         return self.plan(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool) -> Plan:
+    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool = True) -> Plan:
         rows, channels = rows_and_channels(shape)
         units, rest = divmod(channels * dtype.itemsize, UNIT_BYTES)
         if rest or not aligned:
@@ -178,10 +184,10 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
         capacity = self.channels.numel()
         raw, indices = x.new_empty(rows, capacity), torch.empty(capacity, dtype=torch.int32, device=x.device)
         if not capacity:
-            return *super()._compress(x), raw, indices
+            return *self._compressed(x), raw, indices
         if not x.numel():  # nothing is launched
             indices.copy_(self.channels)
-        return super()._compress(x, (raw, indices), (self.channels, self._mask(width, x.dtype, x.device)))
+        return self._compressed(x, (raw, indices), (self.channels, self._mask(width, x.dtype, x.device)))
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return super()._decompress(payload if self.channels.numel() else payload[:2], shape, dtype)

@@ -1,5 +1,7 @@
 """Compile the kernels for a device with NVRTC, once for all processes of a machine, and load them through CuPy."""
 
+from __future__ import annotations
+
 import fcntl
 import functools
 import hashlib
@@ -7,12 +9,15 @@ import logging
 import os
 import threading
 from array import array
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .kernel import Kernel
+
+if TYPE_CHECKING:
+    from cupy.cuda.function import Function, Module
 
 FOLDER = Path(__file__).parent / "sources"
 HEADER = "common.cuh"
@@ -43,7 +48,7 @@ def warm_up(device: torch.device) -> None:
 
 
 @functools.cache  # a module is loaded once a device; it lives as long as the process
-def device_kernels(index: int) -> "DeviceKernels":
+def device_kernels(index: int) -> DeviceKernels:
     """Return the kernels of a CUDA device; raises RuntimeError if there is no CuPy."""
     if reason := missing():
         raise RuntimeError(reason)
@@ -58,7 +63,7 @@ class DeviceKernels:
         self._modules = {}
         self._lock = threading.Lock()
 
-    def load(self, source: str) -> "cupy.cuda.function.Module":  # noqa: F821
+    def load(self, source: str) -> Module:
         """Return the module of sources/`source`, compiled and loaded at the first call."""
         from cupy.cuda import runtime
         from cupy.cuda.function import Module
@@ -79,7 +84,7 @@ class DeviceKernels:
 class DeviceKernel:
     """A kernel on a device. CuPy's own call would make a NumPy number of each argument, at a microsecond apiece."""
 
-    def __init__(self, function: "cupy.cuda.function.Function", index: int) -> None:  # noqa: F821
+    def __init__(self, function: Function, index: int) -> None:
         from cupy.cuda import driver, runtime
 
         self._function = function  # keeps the module loaded
@@ -124,7 +129,7 @@ def cached_cubin(source: str, major: int, minor: int) -> bytes:
         return compile_cubin(source, options)
 
 
-def _kept(source: str, options: Sequence[str]) -> bytes:
+def _kept(source: str, options: tuple[str, ...]) -> bytes:
     """The cubin in the cache; compiled if it is not there. Raises OSError if the cache cannot be used."""
     from cupy.cuda import nvrtc
 

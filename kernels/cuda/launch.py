@@ -1,10 +1,11 @@
 """What a codec launches, worked out once for each shape, dtype and device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from ..codec import Codec
 from .kernel import Kernel, Kernels
 
 SUFFIX = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -24,10 +25,11 @@ class Launch(NamedTuple):
             self.kernel(self.blocks, self.threads, pointers + self.numbers)
 
 
-class Planned:
+class Planned(Codec):
     """A codec without a workspace, which works out its launches once for each shape, dtype and device."""
 
     LIMIT = 256  # plans; those of shapes that never come back must not pile up
+    _make_plan: Callable[..., Any]
 
     def __init__(self, *args: Any, kernels: Kernels | None = None) -> None:
         super().__init__(*args)
