@@ -7,8 +7,10 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+
+_NOT_THE_USERS = ("ds_adacc", "torch", "importlib")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Factory:
         try:
             imported = importlib.import_module(module)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+            reason = _told(error)
             hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
             raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         self._function = getattr(imported, name, None)
@@ -89,7 +93,7 @@ class Factory:
         try:
             made = self._function(batch)
         except Exception as error:
-            raise BadInput(f"factory {self.text!r} raised {type(error).__name__}: {error}") from error
+            raise BadInput(f"factory {self.text!r} raised {_told(error)}") from error
         match made:
             case (nn.Module() as model, torch.Tensor() as tensor):
                 return model, (tensor,), {}
@@ -121,7 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         runtime.controller.end_backward()
     except Exception as error:
         where = f"factory {factory.text!r}: a forward and backward at micro-batch {batch}"
-        raise BadInput(f"{where} raised {type(error).__name__}: {error}") from error
+        raise BadInput(f"{where} raised {_told(error)}") from error
     finally:
         checkpointing.use(None)
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
@@ -145,6 +149,15 @@ def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
             f"factory {factory.text!r} returned inputs of the same size for micro-batches {first.batch} and "
             f"{second.batch}; it must make its inputs for the micro-batch size that it is given"
         )
+
+
+def _told(error: Exception) -> str:
+    """The error, and the innermost line of the user's code that raised it, if there is one."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS:
+            code = frame.f_code
+            return f"{type(error).__name__} at {Path(code.co_filename).name}:{line} ({code.co_name}): {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _loss(output: Any) -> torch.Tensor:

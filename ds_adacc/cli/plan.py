@@ -49,8 +49,9 @@ def run(arguments: argparse.Namespace) -> Answer:
     section, configured = _read(arguments.ds_config, arguments.budget)
     factory = Factory(arguments.factory)
     batches = _batches(arguments.batch or [_default_batch(factory, configured)])
-    if arguments.out:
+    if arguments.out:  # before a minute of work is lost
         _require_plots()
+        _make_folder(arguments.out)
     with _stages() as stage:
         first, second = (_record(factory, section, batch, stage) for batch in batches)
         check_sizes(factory, first, second)
@@ -125,13 +126,19 @@ def _require_plots() -> None:
         raise BadInput(f"--out draws with matplotlib: pip install 'ds_adacc[plots]' ({error})") from error
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {folder}: {error}") from error
+
+
 def _write(planned: Planned, shown: dict[str, Any], folder: Path) -> list[Path]:
     """Write plan.json and the figures: for each block type its frontier and a graph per policy, and one timeline."""
     from ds_adacc.cli import plots
 
     written = [folder / "plan.json"]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         written[0].write_text(json.dumps(shown, indent=2, allow_nan=False) + "\n")
         for name, figure in _figures(planned):
             written += plots.save(figure, folder, name)

@@ -349,6 +349,12 @@ def test_figures_need_matplotlib(config, said, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named_before_anything_is_recorded(config, said, tmp_path):
+    (tmp_path / "file").touch()
+    told = f"ds_adacc plan: --out {tmp_path}/file: [Errno 17] File exists: '{tmp_path}/file'\n"
+    assert refused(said, config(), "factories:gpt", "--out", str(tmp_path / "file")) == told
+
+
 def refused(said, *arguments):
     code, out, err = said("plan", *arguments)
     assert (code, out) == (2, "")
@@ -364,10 +370,10 @@ def refused(said, *arguments):
         ("no_such:gpt", "module 'no_such' cannot be imported: ModuleNotFoundError: No module named 'no_such'"),
         ("factories:gtp", "module 'factories' has no function 'gtp'; did you mean 'gpt'?"),
         ("factories:value", "module 'factories' has no function 'value'"),
-        ("factories:raises", "raised FileNotFoundError: no weights for micro-batch 2"),
+        ("factories:raises", "(raises): no weights for micro-batch 2"),
         ("factories:only_a_model", "returned GPT; it must return (model, inputs): an nn.Module, and "),
         ("factories:no_model", "returned (str, Tensor); it must return (model, inputs): "),
-        ("factories:fails", "a forward and backward at micro-batch 2 raised RuntimeError: "),
+        ("factories:fails", "a forward and backward at micro-batch 2 raised RuntimeError at "),
         (
             "factories:no_gradient",
             "raised TypeError: the output, dict, has no floating-point tensor that needs a gradi",
@@ -401,14 +407,14 @@ def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tm
     monkeypatch.chdir(tmp_path)
     assert refused(said, config(), "broken_factory:make") == (
         "ds_adacc plan: factory 'broken_factory:make': module 'broken_factory' cannot be imported: "
-        "ZeroDivisionError: division by zero\n"
+        "ZeroDivisionError at broken_factory.py:1 (<module>): division by zero\n"
     )
 
 
 def test_times_that_are_no_numbers_are_named(config, said, monkeypatch):
     monkeypatch.setattr(measure.Timer, "__call__", lambda self, function, others=(): math.nan)
     error = refused(said, config(codecs="none"), "factories:gpt")
-    assert "raised ValueError: overlap_seconds of forward is nan; it must be finite and non-negative" in error
+    assert "(forward): overlap_seconds of forward is nan; it must be finite and non-negative" in error
 
 
 def test_a_factory_without_a_default_wants_a_batch(config, said):
