@@ -115,6 +115,9 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
             why = f"there is no file {given[:200]!r}"
         raise ConfigError(f"{ENVIRONMENT}: must be a JSON object, or the path of a JSON file: {why}") from error
     section = found.get(SECTION, found)
+    if found and not given.startswith("{") and not found.keys() & {SECTION, *AdaccConfig.model_fields}:
+        valid = ", ".join(map(repr, AdaccConfig.model_fields))
+        raise ConfigError(f"{ENVIRONMENT}: {given!r} has no {SECTION!r} section, and none of its keys ({valid}) either")
     if document.get(SECTION, section) != section:
         raise ConfigError(f"{ENVIRONMENT} is set, and ds_config has another {SECTION!r} section: remove one of the two")
     return {**document, SECTION: section}

@@ -44,6 +44,16 @@ def test_a_file_that_is_not_there_is_named(monkeypatch):
         load({})
 
 
+def test_a_ds_config_without_the_section_is_called_so(tmp_path, monkeypatch):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"zero_optimization": {"stage": 1}}')
+    monkeypatch.setenv("ADACC_CONFIG", str(path))
+    with pytest.raises(ConfigError) as error:
+        load({})
+    told = f"ADACC_CONFIG: {str(path)!r} has no 'adacc' section, and none of its keys ('enabled', 'blocks', "
+    assert str(error.value).startswith(told)
+
+
 @pytest.mark.parametrize("text", ["0.4", "null", '""', "[]", "true"])
 def test_json_that_is_no_object_is_called_so(monkeypatch, text):
     monkeypatch.setenv("ADACC_CONFIG", text)
