@@ -132,12 +132,15 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     checkpointing.registry.has_started = True  # whatever the section says
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(
-            f"attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not {type(engine).__name__}"
+            "attach needs a DeepSpeed engine: what deepspeed.initialize returns first, or accelerate's prepare if it "
+            f"trains with DeepSpeed; not {type(engine).__name__}"
         )
     ds_config = read(engine.config if config is None else config)
     section = section_of(ds_config)
     if SECTION not in ds_config:
-        raise ConfigError("adacc: the config has no such section; add it, or pass config=, a ds_config that has it")
+        raise ConfigError(
+            'adacc: the config has no such section; add it, or pass a ds_config that has it, as config={"adacc": {...}}'
+        )
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
         if section != served.config:

@@ -41,9 +41,10 @@ def test_attach_says_what_it_does_not_take(ranks):
         no_engine, no_section, misspelt, midway, other, unnamed = rank["refusals"]
         assert (
             no_engine
-            == "TypeError: attach needs a DeepSpeed engine, what deepspeed.initialize returns first, not Model"
+            == "TypeError: attach needs a DeepSpeed engine: what deepspeed.initialize returns first, or accelerate's "
+            "prepare if it trains with DeepSpeed; not Model"
         )
-        assert no_section.startswith("ConfigError: adacc: the config has no such section; add it, or pass config=")
+        assert no_section.startswith("ConfigError: adacc: the config has no such section; add it, or pass a ds_config")
         assert misspelt.startswith("ConfigError: adacc.memory_budgett = 0.5: unknown key; did you mean 'memory_budget'")
         assert (
             midway == "RuntimeError: attach between optimizer steps: 1 of this step's 2 micro-batches have already run"
