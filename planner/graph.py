@@ -179,10 +179,6 @@ class BlockGraph:
                     outs.add(output)
         return {op: (tuple(sorted(ins)), tuple(sorted(outs))) for op, (ins, outs) in sorted(found.items())}
 
-    def _obtainable(self, index: int, usable: Collection[int]) -> bool:
-        value = self.values[index]
-        return value.storable or value.producer in usable
-
     def _check_op(self, index: int) -> None:
         op = self.ops[index]
         check_count(f"workspace_bytes of op {op.name!r}", op.workspace_bytes)
@@ -222,7 +218,7 @@ class BlockGraph:
         if len(set(event.values)) != len(event.values):
             raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")
         for index in event.values:
-            if not self._obtainable(index, usable):
+            if not (self.values[index].storable or self.values[index].producer in usable):
                 raise ValueError(
                     f"event {event.name!r} needs value {self.values[index].name!r}, which is neither storable nor "
                     "made by a replayable op whose inputs can be had: mark it storable"

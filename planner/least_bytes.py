@@ -77,23 +77,18 @@ def _least(profile: Profile, needed: Iterable[int], cost: Mapping[int, int]) -> 
     """
     graph, rebuildable = profile.graph, profile.graph.rebuildable_ops
     source, sink, first_op = -1, -2, len(graph.values)
+    origins = [first_op + value.producer if value.producer in rebuildable else sink for value in graph.values]
     network = _Network()
     for value in needed:
         network.add(source, value, _UNCUT)
-    for index, value in enumerate(graph.values):
-        origin = first_op + value.producer if value.producer in rebuildable else sink
-        network.add(index, origin, cost.get(index, _UNCUT))
+    for value, origin in enumerate(origins):
+        network.add(value, origin, cost.get(value, _UNCUT))
     for op in rebuildable:
         for value in graph.ops[op].inputs:
             network.add(first_op + op, value, _UNCUT)
     flow = network.maximise(source, sink)
     reached = network.reached(source)
-    cut = []
-    for index, value in enumerate(graph.values):
-        origin = first_op + value.producer if value.producer in rebuildable else sink
-        if index in reached and origin not in reached:
-            cut.append(index)
-    return flow, cut
+    return flow, [value for value, origin in enumerate(origins) if value in reached and origin not in reached]
 
 
 class _Network:

@@ -46,6 +46,7 @@ class _Run:
         self, model: mip.Model, block_type: BlockType, scaled: Profile, points: Sequence[Point], blocks: int
     ) -> None:
         self.block_type = block_type
+        self._model = model
         self._blocks = blocks
         runs = [(point, simulate(scaled, point.policy)) for point in points]
         runs.sort(key=lambda pair: pair[1].transient, reverse=True)
@@ -71,22 +72,22 @@ class _Run:
         """The policy of each block, in forward order."""
         return [choice.point.policy for choice in self.choices for _ in range(round(choice.blocks.x))]
 
-    def transient(self, model: mip.Model) -> mip.LinExpr:
+    def transient(self) -> mip.LinExpr:
         """The largest transient that is taken: the smallest on offer, and each step up that a block needs."""
         sizes = [choice.run.transient for choice in self.choices]
         parts: list[mip.LinExpr | int] = [sizes[-1]]
         for upto, (size, smaller) in enumerate(itertools.pairwise(sizes), 1):
             if size > smaller:
-                needed = model.add_var(var_type=mip.BINARY)
-                model += mip.xsum(choice.blocks for choice in self.choices[:upto]) <= self._blocks * needed
+                needed = self._model.add_var(var_type=mip.BINARY)
+                self._model += mip.xsum(choice.blocks for choice in self.choices[:upto]) <= self._blocks * needed
                 parts.append((size - smaller) * needed)
         return mip.xsum(parts)
 
-    def taken(self, model: mip.Model, choice: _Choice) -> mip.Var:
+    def taken(self, choice: _Choice) -> mip.Var:
         """Whether any block takes the choice."""
         if choice.taken is None:
-            choice.taken = model.add_var(var_type=mip.BINARY)
-            model += choice.blocks <= self._blocks * choice.taken
+            choice.taken = self._model.add_var(var_type=mip.BINARY)
+            self._model += choice.blocks <= self._blocks * choice.taken
         return choice.taken
 
 
@@ -148,7 +149,6 @@ class PerBlockModel:
 
     def minimise_peak(self, max_seconds: float) -> bool | None:
         """Find the policies of the smallest peak; returns what `optimise` does."""
-        self._peak.ub = mip.INF
         self._model.objective = mip.minimize(self._peak)
         return optimise(self._model, [self, *self._last], max_seconds)
 
@@ -177,7 +177,7 @@ class PerBlockModel:
             if choice.blocks.x > 0.5 and held.x + choice.run.transient > room
         ]
         for run, held, choice in broken:
-            need = choice.run.transient * run.taken(self._model, choice)
+            need = choice.run.transient * run.taken(choice)
             self._model += held + need + self._fetch <= self._peak
         added = [choice for _, _, choice in broken]
         self._rows = [row for row in self._rows if all(row[2] is not choice for choice in added)]
@@ -194,7 +194,7 @@ class PerBlockModel:
             return
         self._rows = []
         for run in self._runs:
-            self._model += self._held() + run.transient(self._model) + self._fetch <= self._peak
+            self._model += self._held() + run.transient() + self._fetch <= self._peak
 
     def _in_order(self) -> Iterator[Row]:
         self._model += self._held() + self._fetch <= self._peak
@@ -208,6 +208,6 @@ class PerBlockModel:
         for run in self._runs:
             for choice in run.choices:
                 if choice.run.fetched:
-                    self._model += self._fetch >= choice.run.fetched * run.taken(self._model, choice)
+                    self._model += self._fetch >= choice.run.fetched * run.taken(choice)
         for block in self._last:
             self._model += self._fetch >= block.program.moved()

@@ -7,10 +7,11 @@ any. The budget is called infeasible only if a bound proves it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ds_adacc.planner.baselines import cover, recompute_policy, retain_policy
+from ds_adacc.planner.baselines import cover, everywhere, recompute_policy, retain_policy
 from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.least_bytes import least_held, least_peak_bound
@@ -28,39 +29,36 @@ def without_solver(problem: Problem, budget: int, why: str) -> Solution:
 
     Raises InfeasibleBudget if no policies can fit, and NoSolutionInTime if that is not known.
     """
-    candidates = [_evaluate(problem, policies, why) for policies in _candidates(problem)]
-    quick = replace(greedy(problem, budget), fallback=why)
-    fitting = [solution for solution in (*candidates, quick) if solution.peak <= budget]
+    candidates = _candidates(problem)
+    fitting = [solution for solution in (*candidates, greedy(problem, budget)) if solution.peak <= budget]
     if not fitting:
-        leanest = _descend(problem, min(candidates, key=lambda solution: solution.peak), budget)
-        if leanest.peak > budget:
-            _refuse(problem, budget, leanest, why)
-        fitting = [leanest]
-    return min(fitting, key=lambda solution: (solution.added_seconds, solution.error))
+        fitting = [_descend(problem, candidates, budget)]
+        _check(problem, budget, fitting[0].peak, why)
+    return replace(min(fitting, key=lambda solution: (solution.added_seconds, solution.error)), fallback=why)
 
 
 def leanest(problem: Problem, why: str) -> Solution:
     """The policies of the smallest peak that simple rules find."""
-    candidates = [_evaluate(problem, policies, why) for policies in _candidates(problem)]
-    return _descend(problem, min(candidates, key=lambda solution: solution.peak), 0)
+    return replace(_descend(problem, _candidates(problem), 0), fallback=why)
 
 
-def _refuse(problem: Problem, budget: int, leanest: Solution, why: str) -> None:
+def _check(problem: Problem, budget: int, smallest: int, why: str) -> None:
+    """Raise what `without_solver` raises if the smallest peak that the rules reach is above the budget."""
+    if smallest <= budget:
+        return
     bound = least_peak_bound(problem)
     if bound > budget:
-        raise InfeasibleBudget(budget, leanest.peak, proven=bound == leanest.peak)
+        raise InfeasibleBudget(budget, smallest, proven=bound == smallest)
     raise NoSolutionInTime(
         f"{why}. Simple rules find no plan within {human_bytes(budget)} either: the smallest peak that they reach is "
-        f"{human_bytes(leanest.peak)}"
+        f"{human_bytes(smallest)}"
     )
 
 
-def _candidates(problem: Problem) -> Iterator[list[Policy]]:
-    """One policy for each block type, all within the bound on the gradient error."""
-    profiles, bound = [block_type.profile for block_type in problem.block_types], problem.max_gradient_error
-    yield [retain_policy(profile) for profile in profiles]
-    yield [recompute_policy(profile) for profile in profiles]
-    yield [_lean(profile, bound) for profile in profiles]
+def _candidates(problem: Problem) -> list[Solution]:
+    """Solutions of one policy for each block type, all within the bound on the gradient error."""
+    lean = functools.partial(_lean, bound=problem.max_gradient_error)
+    return [everywhere(rule, problem) for rule in (retain_policy, recompute_policy, lean)]
 
 
 def _lean(profile: Profile, bound: float | None) -> Policy:
@@ -77,12 +75,12 @@ def _holding(profile: Profile, stores: dict[int, str]) -> Policy:
     return cover(profile.graph, [stores.get(value) for value in range(len(profile.graph.values))])
 
 
-def _evaluate(problem: Problem, policies: Sequence[Policy], why: str, known: Simulations | None = None) -> Solution:
-    return replace(evaluate_uniform(problem, policies, known), fallback=why)
+def _descend(problem: Problem, candidates: Sequence[Solution], enough: int) -> Solution:
+    """From the candidate of the smallest peak on, change how single values are stored as long as that lowers the peak.
 
-
-def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:
-    """Change how single values are stored as long as that lowers the peak, until it is at most `enough` bytes."""
+    It ends when the peak is at most `enough` bytes.
+    """
+    solution = min(candidates, key=lambda candidate: candidate.peak)
     tries, improved = _MOST_TRIES, True
     known: Simulations = {}  # a try changes the policy of one block type only
     while improved and solution.peak > enough:
@@ -95,7 +93,7 @@ def _descend(problem: Problem, solution: Solution, enough: int) -> Solution:
                     tries -= 1
                     policies = [of_type[0] for of_type in solution.policies]
                     policies[place] = policy
-                    other = _evaluate(problem, policies, solution.fallback, known)
+                    other = evaluate_uniform(problem, policies, known)
                     if other.peak < solution.peak:
                         solution, improved = other, True
     return solution

@@ -1,4 +1,4 @@
-"""Blocks of one or two values, small enough to plan for by hand."""
+"""Blocks of one or two values, small enough to plan for by hand, and what every solution keeps."""
 
 from ds_adacc.planner import (
     BlockGraph,
@@ -9,6 +9,7 @@ from ds_adacc.planner import (
     Op,
     Profile,
     Value,
+    gradient_error,
     solve_uniform,
 )
 
@@ -35,3 +36,11 @@ def smallest_budget(problem):
         return solve_uniform(problem, 0, max_seconds=60).peak
     except InfeasibleBudget as error:
         return error.smallest
+
+
+def check_gradient_errors(problem, solution):
+    """Each block has a policy, which keeps the bound if there is one."""
+    for block_type, chosen in zip(problem.block_types, solution.policies, strict=True):
+        assert len(chosen) == block_type.blocks
+        if problem.max_gradient_error is not None:
+            assert all(gradient_error(block_type.profile, each) <= problem.max_gradient_error for each in set(chosen))

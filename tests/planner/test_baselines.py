@@ -29,14 +29,3 @@ def test_compressing_all(block):
     block_type = BlockType("block", block, 3)
     stores, replays = only(everywhere(compress_policy, Problem((block_type,))), block_type)
     assert (stores, replays) == ({"x": "retain", "a": "retain", "b": "retain", "c": "int4"}, (2,))
-
-
-def test_gpt(gpt):
-    plain = everywhere(retain_policy, Problem((gpt,)))
-    recompute = everywhere(recompute_policy, Problem((gpt,)))
-    compress = everywhere(compress_policy, Problem((gpt,)))
-    assert plain.added_seconds == plain.error == recompute.error == 0
-    assert max(recompute.peak, compress.peak) < plain.peak / 2
-    assert min(recompute.added_seconds, compress.added_seconds, compress.error) > 0
-    assert only(recompute, gpt)[0] == {"x": "retain"}
-    assert only(compress, gpt)[1] == ()

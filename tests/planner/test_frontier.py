@@ -21,7 +21,6 @@ from ds_adacc.planner import (
     frontier,
     recompute_policy,
     retain_policy,
-    simulate,
 )
 from ds_adacc.planner.milp import optimise
 
@@ -188,14 +187,3 @@ def test_the_points_found_in_time_come_back(gpt, monkeypatch, blocks):
     fastest, between, leanest = frontier(gpt.profile, max_seconds=60, blocks=blocks)
     assert (fastest, leanest) == (every[0], every[-1])
     assert between in every[1:-1]
-
-
-def test_point(block):
-    lossy = CodecCost("lossy", 4, 0.0, 0.0, 0.25, 0, gradient_error=0.3)
-    away = CodecCost("other", 5, 0.0, 0.0, 0.5, 0, gradient_error=0.4)
-    profile = Profile(block.graph, block.op_seconds, ((), (lossy,), (), (away,), (), ()))
-    policy = Policy(("retain", "lossy", "retain", "other", None, None))
-    point = Point.of(profile, policy)
-    assert point.simulation == simulate(profile, policy)
-    assert point.error == 40 * 0.25 + 60 * 0.5
-    assert point.gradient_error == pytest.approx(0.5)

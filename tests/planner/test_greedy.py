@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from blocks import check_gradient_errors
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, SMALL, examples, microseconds, problems
@@ -19,7 +20,6 @@ from ds_adacc.planner import (
     Value,
     compress_policy,
     everywhere,
-    gradient_error,
     greedy,
     greedy_policies,
     recompute_policy,
@@ -110,17 +110,6 @@ def test_greedy_moves_no_values_to_the_host(block):
     assert greedy(problem, 345).policies == everywhere(recompute_policy, problem).policies
 
 
-def test_gpt(gpt):
-    problem = Problem((gpt,))
-    full = everywhere(retain_policy, problem)
-    assert greedy(problem, full.peak).added_seconds == 0
-    for percent in (40, 60, 80):
-        budget = full.peak * percent // 100
-        found = greedy(problem, budget)
-        assert found.peak <= budget
-        assert 0 < solve_uniform(problem, budget, max_seconds=60).added_seconds <= found.added_seconds
-
-
 @examples(60)
 @given(problem=problems(SMALL, bounds=st.one_of(st.none(), ERROR_BOUNDS)))
 def test_no_planner_beats_the_milp(problem):
@@ -134,10 +123,4 @@ def test_no_planner_beats_the_milp(problem):
         assert fitting or budget < simple[0].peak
         for found in fitting:
             assert microseconds(best.added_seconds) <= microseconds(found.added_seconds)
-            check_gradient_error(problem, found)
-
-
-def check_gradient_error(problem, solution):
-    if problem.max_gradient_error is not None:
-        for block_type, (policy, *_) in zip(problem.block_types, solution.policies, strict=True):
-            assert gradient_error(block_type.profile, policy) <= problem.max_gradient_error
+            check_gradient_errors(problem, found)

@@ -79,19 +79,6 @@ def test_a_replay_has_its_workspace_at_its_event_alone(block):
     assert (run.inner_peak, run.transient) == (275, 275 - 115)
 
 
-def test_a_payload_outlives_the_value_it_was_made_of(block):
-    """a is in INT4 from op 0 to backward; its copy and the codec's workspace go with its reader, at op 1."""
-    profile = replace(block, codecs=((), (CodecCost("int4", 11, 1.0, 1.0, 0.1, 3),), *block.codecs[2:]))
-    policy = Policy(("retain", "int4", "retain", "retain", None, None))
-    assert simulate(profile, policy).forward == (150 + 11 + 3, 150 + 11 + 60 + 3, 221 - 40 + 30, 211 + 20)
-
-
-def test_a_compressed_input_is_there_to_the_end_of_forward(block):
-    profile = replace(block, codecs=((CodecCost("int4", 25, 1.0, 1.0, 0.1, 9),), *block.codecs[1:]))
-    policy = Policy(("int4", "retain", "retain", "retain", None, None))
-    assert simulate(profile, policy).forward == tuple(alive + 25 + 9 for alive in (150, 210, 240, 260))
-
-
 def test_forward_overhead_is_there_throughout_forward(block):
     policy = Policy(("retain", None, None, "int4", None, None))
     run = simulate(block, policy)

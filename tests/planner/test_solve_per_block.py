@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from blocks import packable, replayable, smallest_budget
+from blocks import check_gradient_errors, packable, replayable, smallest_budget
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, MICROSECOND, examples, microseconds, points, profiles, undominated, walk
@@ -27,7 +27,6 @@ from ds_adacc.planner import (
     Value,
     everywhere,
     frontier,
-    gradient_error,
     leanest,
     peak_bytes,
     recompute_policy,
@@ -69,12 +68,16 @@ def test_the_last_block_copies_nothing_to_the_host_that_its_backward_wants_at_on
     assert peak_bytes(problem, [moved]) == solution.peak
 
 
+def late(*_, **__):
+    raise NoSolutionInTime("late")
+
+
 def test_nothing_is_proven_by_frontiers_that_were_cut_short(monkeypatch):
-    def late(*args, max_seconds, **options):
+    def slow(*args, max_seconds, **options):
         time.sleep(max_seconds)
         return frontier(*args, max_seconds=60, **options)
 
-    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", late)
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "frontier", slow)
     solution = solve_per_block(Problem((packable("a", 8),)), 40, max_seconds=1.0)
     assert microseconds(solution.added_seconds) == 6
     assert not solution.proven_optimal
@@ -169,9 +172,6 @@ def test_never_slower_than_one_policy(gpt, monkeypatch):
 
 
 def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monkeypatch):
-    def late(*_, **__):
-        raise NoSolutionInTime("late")
-
     problem = Problem((gpt,), order=("gpt",) * 12)
     budget = everywhere(retain_policy, problem).peak // 2
     single = solve_uniform(problem, budget, max_seconds=60)
@@ -183,15 +183,11 @@ def test_the_one_policy_is_not_called_the_best_mix_when_time_runs_out(gpt, monke
 
 def test_a_refusal_names_the_smallest_budget_that_is_known(gpt, monkeypatch):
     """The rules that stand in for a search that is cut short know less than the search for one policy did."""
-
-    def late(*_, **__):
-        raise NoSolutionInTime("late")
-
     problem = Problem((gpt,), order=("gpt",) * 12)
     with pytest.raises(InfeasibleBudget) as of_one_policy:
         solve_uniform(problem, 1, max_seconds=60)
     rules = sys.modules["ds_adacc.planner.without_solver"]
-    monkeypatch.setattr(rules, "_candidates", lambda problem: iter([[recompute_policy(gpt.profile)]]))
+    monkeypatch.setattr(rules, "_candidates", lambda problem: [everywhere(recompute_policy, problem)])
     monkeypatch.setattr(rules, "_MOST_TRIES", 0)
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "least_peak", late)
     with pytest.raises(InfeasibleBudget) as refusal:
@@ -273,13 +269,6 @@ def test_equals_the_best_assignment_of_points(problem):
         assert best <= microseconds(mixed.added_seconds) <= best / (1 - GAP) + QUANTUM
 
 
-def check_gradient_error(problem, solution):
-    for block_type, chosen in zip(problem.block_types, solution.policies, strict=True):
-        assert len(chosen) == block_type.blocks
-        if problem.max_gradient_error is not None:
-            assert all(gradient_error(block_type.profile, policy) <= problem.max_gradient_error for policy in chosen)
-
-
 @examples(10)
 @given(problem=few_blocks(transfers=True))
 def test_keeps_what_it_promises(problem):
@@ -287,7 +276,7 @@ def test_keeps_what_it_promises(problem):
         single, mixed = (planner(problem, budget, max_seconds=60) for planner in (solve_uniform, solve_per_block))
         assert mixed.peak == peak_bytes(problem, mixed.policies) <= budget
         assert mixed.added_seconds <= single.added_seconds
-        check_gradient_error(problem, mixed)
+        check_gradient_errors(problem, mixed)
     if smallest_budget(problem) == 0:
         return
     with pytest.raises(InfeasibleBudget) as caught:
@@ -302,9 +291,6 @@ def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypat
 
     def refused(*_, **__):
         raise InfeasibleBudget(1, 2, proven=False)
-
-    def late(*_, **__):
-        raise NoSolutionInTime("the machine is busy")
 
     def rules(problem, budget, why):
         asked.append(why)
@@ -350,10 +336,6 @@ def test_the_points_that_were_found_in_time_are_the_answer_where_one_policy_for_
     four_types, monkeypatch
 ):
     problem, budget = four_types
-
-    def late(*_, **__):
-        raise NoSolutionInTime("late")
-
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "solve_uniform", late)
     for asked in (problem, replace(problem, order=())):
         solution = solve_per_block(asked, budget, max_seconds=60)

@@ -18,11 +18,9 @@ from ds_adacc.planner import (
     Problem,
     Profile,
     Value,
-    added_seconds,
     everywhere,
     greedy,
     peak_bytes,
-    recompute_policy,
     retain_policy,
     solve_uniform,
 )
@@ -50,33 +48,11 @@ def test_more_budget_never_costs_time(problem):
     assert added[0] > 0 == added[-1]
 
 
-def test_solution_is_what_the_simulator_says(gpt, problem):
-    for budget in spread(problem, 5):
-        solution = solve_uniform(problem, budget, max_seconds=60)
-        assert solution.peak == peak_bytes(problem, solution.policies) <= budget
-        assert solution.added_seconds == added_seconds(problem, solution.policies)
-        assert solution.held == (12 * solution.policies[0][0].held_bytes(gpt.profile),)
-        assert solution.proven_optimal
-
-
-def test_beats_recomputing_everything_in_its_own_budget(problem):
-    full = everywhere(recompute_policy, problem)
-    assert solve_uniform(problem, full.peak, max_seconds=60).added_seconds < full.added_seconds
-
-
 def test_same_input_same_policies(problem):
     for budget in spread(problem, 4):
         first = solve_uniform(problem, budget, max_seconds=60)
         for _ in range(2):
             assert solve_uniform(problem, budget, max_seconds=60).policies == first.policies
-
-
-def test_smallest_peak_is_the_edge_of_the_feasible(problem):
-    smallest = smallest_budget(problem)
-    assert solve_uniform(problem, smallest, max_seconds=60).peak == smallest
-    with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {smallest} bytes .*MiB") as caught:
-        solve_uniform(problem, smallest - 1, max_seconds=60)
-    assert (caught.value.budget, caught.value.smallest) == (smallest - 1, smallest)
 
 
 def test_the_smallest_budget_leaves_the_fastest_of_what_rounds_to_it():
@@ -99,15 +75,6 @@ def test_a_smallest_budget_found_in_haste_is_not_called_the_smallest(problem, mo
         solve_uniform(problem, 1, max_seconds=60)
     assert not caught.value.proven
     assert not pickle.loads(pickle.dumps(caught.value)).proven
-
-
-def test_kinds_share_one_budget(gpt):
-    few = BlockType("few", gpt.profile, 2)
-    apart = [smallest_budget(Problem((block_type,))) for block_type in (gpt, few)]
-    both = smallest_budget(Problem((gpt, few)))
-    # only one call's backward runs at a time
-    assert max(apart) < both < sum(apart)
-    assert solve_uniform(Problem((gpt, few)), both, max_seconds=60).peak == both
 
 
 def test_retains_everything_where_that_fits(problem):
@@ -155,28 +122,6 @@ def test_a_free_replay_that_serves_nothing_is_not_chosen():
     solution = solve_uniform(Problem((block_type,)), 10 * MIB, max_seconds=60)
     assert solution.policies[0][0].stores == ("retain", None, None)
     assert graph.replayed(solution.policies[0][0].stores) == (0,)
-
-
-def test_what_cannot_be_stored_is_replayed():
-    values = (Value("x", "", MIB, None, True), Value("y", "", MIB, 0, False))
-    graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("y", (1,), 0),))
-    block_type = BlockType("k", Profile(graph, (1e-6,), ((), ())), 1)
-    solution = solve_uniform(Problem((block_type,)), 10 * MIB, max_seconds=60)
-    assert solution.policies[0][0].stores == ("retain", None)
-
-
-def test_forward_may_be_what_does_not_fit():
-    """A call holds 8 bytes, or for a microsecond 2; forward makes 6 more that backward has no use for."""
-    values = (Value("x", "", 8, None, True), Value("y", "", 6, 0, False))
-    graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("x", (0,), 0),), forward_overhead=5)
-    packed = CodecCost("packed", 2, 1e-6, 0.0, 0.1, 3)
-    problem = Problem((BlockType("k", Profile(graph, (0.0,), ((packed,), ())), 3),))
-    kept, lean = 2 * 8 + 5 + 8 + 6, 2 * 2 + 5 + 8 + 2 + 6 + 3  # the compression's workspace too
-    for budget, store, peak in [(kept, "retain", kept), (kept - 1, "packed", lean), (lean, "packed", lean)]:
-        solution = solve_uniform(problem, budget, max_seconds=60)
-        assert (solution.policies[0][0].stores, solution.peak) == ((store, None), peak)
-    with pytest.raises(InfeasibleBudget, match=f"the smallest that fits is {lean} bytes"):
-        solve_uniform(problem, lean - 1, max_seconds=60)
 
 
 def test_nothing_to_choose(capfd):

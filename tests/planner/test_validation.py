@@ -62,12 +62,6 @@ def test_forward_overhead_is_checked():
         BlockGraph((X, Y), (DOUBLE,), (USE,), -1)
 
 
-def test_saved_and_rebuildable():
-    graph = BlockGraph((X, Y), (DOUBLE,), (USE, Event("more", (0, 1), 0)))
-    assert graph.saved == (0, 1)
-    assert graph.rebuildable_ops == {0}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from blocks import packable, replayable
+from blocks import check_gradient_errors, packable, replayable
 from hypothesis import given
 from hypothesis import strategies as st
 from random_blocks import ERROR_BOUNDS, SMALL, examples, problems
@@ -20,7 +20,6 @@ from ds_adacc.planner import (
     Profile,
     Value,
     everywhere,
-    gradient_error,
     greedy,
     peak_bytes,
     retain_policy,
@@ -33,10 +32,7 @@ from ds_adacc.planner.without_solver import leanest, without_solver
 def check(problem, solution):
     assert solution.peak == peak_bytes(problem, solution.policies)
     assert (solution.fallback, solution.proven_optimal) == ("late", False)
-    for block_type, (policy, *_) in zip(problem.block_types, solution.policies, strict=True):
-        policy.check(block_type.profile)
-        if problem.max_gradient_error is not None:
-            assert gradient_error(block_type.profile, policy) <= problem.max_gradient_error
+    check_gradient_errors(problem, solution)
 
 
 @examples(60)
