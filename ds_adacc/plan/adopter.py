@@ -32,12 +32,12 @@ class Adopter:
         Of several that are the same programs at other sizes, only the largest is planned for. Policies that fit there
         are a start for every smaller size.
         """
-        alike: dict[frozenset[int], list[LiveSet]] = {}
+        alike: dict[frozenset[SymbolicType], list[LiveSet]] = {}
         chosen: list[LiveSet] = []
         for names in live_sets:
             programs = self._programs(names)
             if programs:
-                alike.setdefault(frozenset(map(id, programs.values())), []).append(names)
+                alike.setdefault(frozenset(programs.values()), []).append(names)
             else:
                 chosen.append(names)
         chosen += [max(each, key=self._peak_of) for each in alike.values()]
@@ -60,8 +60,7 @@ class Adopter:
 
         Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
         """
-        fits = self._adopt_two_sizes(alive) if self._has_two_sizes(alive) else self._adopt_within(alive)
-        return fits or self._exceed(alive)
+        return (self._can_adopt(alive) and self._adopt_together(alive)) or self._exceed(alive)
 
     def outgrow(self, alive: Alive) -> bool:
         """Whether these have outgrown the live set from which they have adopted: a plan of their own is worth its time.
@@ -99,32 +98,29 @@ class Adopter:
         pairs = zip(types[name].policies, types[origin].policies, strict=True)
         return any(own not in (retain, inherited) for own, inherited in pairs)
 
-    def _adopt_within(self, alive: Alive) -> bool:
-        """`adopt_all` from a live set that fits the budget, if these fit it, too."""
+    def _can_adopt(self, alive: Alive) -> bool:
+        """Whether a live set was planned for from which all of these can adopt.
+
+        Where two sizes of one program are alive at once, the first such live set is planned for. If each new pair of
+        sizes were, planning would not end until every pair had come.
+        """
+        planned = self._agreement.live_sets
+        if self._has_two_sizes(alive):
+            return any(map(self._has_two_sizes, planned))
         programs = self._programs(alive.keys())
-        origins = frozenset(program.origin for program in programs.values() if program.origin is not None)
-        is_whole = bool(programs) and len(origins) == len(programs)
-        if not is_whole or not any(origins <= planned for planned in self._agreement.live_sets):
-            return False
-        types, mine = self._agreement.known_types, self._adoptable(alive.keys() - origins)
+        origins = {program.origin for program in programs.values() if program.origin is not None}
+        return 0 < len(origins) == len(programs) and any(origins <= names for names in planned)
+
+    def _adopt_together(self, alive: Alive) -> bool:
+        """Have those adopt that no rank has planned for. Where all do not fit then, these recompute all that they can.
+
+        Returns whether all fit.
+        """
+        types, mine = self._agreement.known_types, self._adoptable(alive)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
         lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
         is_fit = not lacking and have_plan(self._agreement, alive)
         return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
-
-    def _adopt_two_sizes(self, alive: Alive) -> bool:
-        """`adopt_all` where two sizes of one program are alive at once.
-
-        The first such live set is planned for. If each new pair of sizes were, planning would not end until every pair
-        had come. So those without policies adopt some. If all together do not fit then, those of its block types that
-        no rank has planned for recompute all that they can.
-        """
-        if not any(map(self._has_two_sizes, self._agreement.live_sets)):
-            return False
-        types, mine = self._agreement.known_types, self._adoptable(alive)
-        lacking = [name for name in mine if types[name].agreed is None]
-        is_fit = bool(lacking) and all(self._adopt(types[name], name, alive[name]) for name in lacking)
-        return (is_fit and have_plan(self._agreement, alive)) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
         """`adopt_all` from a live set of smaller sizes that is above the budget itself.
@@ -133,14 +129,15 @@ class Adopter:
         policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
         fit after all, as where a budget that is a fraction has grown: then the solver may find quicker ones.
         """
-        mine, below = self._adoptable(alive), self._unfit_below(alive)
-        if not (mine and below) or self._agreement.config.forces_compression:
+        mine, below, agreement = self._adoptable(alive), self._unfit_below(alive), self._agreement
+        if not (mine and below) or agreement.config.forces_compression:
             return False
-        types = self._agreement.known_types
+        types = agreement.known_types
         lacking = [name for name in mine if types[name].agreed is None] or mine
         for name in lacking:
-            self._inherit(types[name], types[below[name]], alive[name])
-        peak, limit = self._leaner(alive, lacking, below), self._agreement.budget.limit
+            search = self._search(types[name], types[below[name]], alive[name])
+            agreement.adopt(search.agreed(name, search.inherited()), below[name])
+        peak, limit = self._leaner(alive, lacking, below), agreement.budget.limit
         if peak > limit:
             self._warn(alive, peak, limit)
         return peak > limit
@@ -193,17 +190,16 @@ class Adopter:
         fit = all(of(small) is of(large) and of(small).is_at_least(large, small) for large, small in pairs)
         return dict(pairs) if fit else {}
 
-    def adopt(self, known: KnownType, like: str) -> bool:
+    def adopt(self, known: KnownType, like: str) -> None:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.
 
-        They are searched for without a solver. Returns whether any fit; otherwise the type waits for a plan. If another
-        rank has met these sizes first, there are policies: then this rank's blocks only get their indices.
+        They are searched for without a solver. If none fit, the type waits for a plan. If another rank has met these
+        sizes first, there are policies: then this rank's blocks only get their indices.
         """
         if known.agreed is None:
-            return self._adopt(known, like)
-        if not self._agreement.forward_order.names(known.recording.digest):
+            self._adopt(known, like)
+        elif not self._agreement.forward_order.names(known.recording.digest):
             self._agreement.forward_order.follow(known.recording.digest, like)
-        return False
 
     def _origin(self, name: str) -> str:
         """The block type from which this one adopts, or has adopted; its own name if there is none.
@@ -250,12 +246,6 @@ class Adopter:
             return False
         fewest = [known.fewest for name, known in types.items() if known.fewest is not None and of(name) is program]
         return not fewest or agreed.of_calls(min(fewest)).spec.count == agreed.spec.count
-
-    def _inherit(self, known: KnownType, relative: KnownType, alive: int) -> None:
-        """Put the policies of another size of its program in force for this block type, whatever they take."""
-        search = self._search(known, relative, alive)
-        agreed = search.agreed(known.recording.digest, search.inherited())
-        self._agreement.adopt(agreed, relative.agreed.spec.name)
 
     def _search(self, known: KnownType, relative: KnownType, alive: int) -> PolicySearch | None:
         """The policies of another size of its program, priced for this block type; None if that has none yet.
@@ -305,7 +295,7 @@ class Adopter:
 
     def _has_two_sizes(self, names: Collection[str]) -> bool:
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]
-        return len(set(map(id, programs))) < len(programs)
+        return len(set(programs)) < len(programs)
 
     def _recomputed(self, name: str) -> AgreedType | None:
         """What is agreed on for this size of a program if it recomputes all that it can; None if nothing is."""

@@ -71,11 +71,11 @@ class SymbolicTypes:
         Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
         further one runs, and that of all other batches may seem to.
         """
-        first: dict[int, tuple[SymbolicType, str]] = {}
+        first: dict[SymbolicType, str] = {}
         for digest in digests:
             if (known := self._types.get(digest)) is not None:
-                first.setdefault(id(known), (known, digest))
-        return [digest for known, digest in sorted(first.values(), key=lambda each: each[0].program.varying)]
+                first.setdefault(known, digest)
+        return [first[known] for known in sorted(first, key=lambda known: known.program.varying)]
 
     def like(self, digests: Iterable[str], example: Example) -> str | None:
         """The first of these block types whose program the recording is at other sizes; None if it is of none."""
