@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.execute.alive_calls import AliveCall, AliveCount
+from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.variant import Variant
@@ -32,8 +32,7 @@ class Observer:
         self._profiler = profiler
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
-        # Autograd's thread or the garbage collector may close a ticket at any time, also while these are read.
-        self._alive: dict[tuple[str, planner.Policy], AliveCount] = {}
+        self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()  # of the calls that are alive
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -107,8 +106,7 @@ class Observer:
             self._profiler.restart()
 
     def opened(self, ticket: Ticket) -> None:
-        ticket.count = self._alive.setdefault((ticket.digest, ticket.policy), AliveCount())
-        ticket.count.alive += 1
+        self._tickets.add(ticket)
         if not self._backward:
             ticket.number = len(self._forward)
             self._forward.append((ticket.digest, ticket.block))
@@ -128,7 +126,7 @@ class Observer:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
-            self.held_calls = Counter({key: count.alive for key, count in self._alive.items() if count.alive})
+            self.held_calls = Counter((each.digest, each.policy) for each in self._tickets)
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""
@@ -148,7 +146,7 @@ class Ticket:
     """
 
     __slots__ = (
-        *("__weakref__", "block", "call", "count", "digest"),
+        *("__weakref__", "block", "call", "digest"),
         *("has_begun", "moments", "number", "observer", "policy"),
     )
 
@@ -171,9 +169,6 @@ class Ticket:
             if self.call is not None:
                 self.call.note_backward()
             self.observer.backward_begins(self)
-
-    def __del__(self) -> None:
-        self.count.alive -= 1
 
 
 def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:

@@ -152,8 +152,6 @@ class StepProfiler:
             torch.cuda.synchronize(self._device)
         complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
         complete.sort(key=lambda call: call.backward.host)
-        if not complete:
-            return []
         return [self._measured(call, self._end(call)) for call in complete]
 
     def _remove_hooks(self) -> None:

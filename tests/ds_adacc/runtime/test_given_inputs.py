@@ -223,28 +223,29 @@ class Gated(nn.Module):
         return x + self.linear(x) * gate
 
 
-class Sliced(Decoder):
-    """Each block gets its own part of one tensor, as Gemma's blocks do of the embeddings of all layers."""
+class Parts(Decoder):
+    """Each block gets its own part of one tensor."""
 
-    def __init__(self):
+    def __init__(self, shape, part):
         super().__init__()
         self.blocks = nn.ModuleList(Gated() for _ in range(LAYERS))
-        self.gates = torch.randn(BATCH, TIME, LAYERS, WIDTH, requires_grad=True)
+        self.gates, self.part = torch.randn(shape, requires_grad=True), part
         for tensor in (*self.blocks.parameters(), self.gates):
             tensor.grad = torch.zeros_like(tensor)
 
     def step(self, call):
         hidden, gates = self.x * 1.0, self.gates * 1.0
         for number, block in enumerate(self.blocks):
-            hidden = call(block, hidden, gates[:, :, number])
+            hidden = call(block, hidden, self.part(gates, number))
         loss = (hidden * 0.1).sum()
         del hidden, gates
         loss.backward()
 
 
 def test_parts_of_one_tensor_count_once():
-    """Each of them keeps the whole tensor alive."""
-    model, runs = Sliced(), runtime(codecs="none", memory_budget=1.0)
+    """Each of them keeps the whole tensor alive, as in Gemma, where it has the embeddings of all layers."""
+    model = Parts((BATCH, TIME, LAYERS, WIDTH), lambda gates, number: gates[:, :, number])
+    runs = runtime(codecs="none", memory_budget=1.0)
     for _ in range(4):
         model.step(runs.checkpoint)
     plan, held = runs.controller.plan, runs.controller.observation.held
@@ -254,27 +255,10 @@ def test_parts_of_one_tensor_count_once():
     assert abs(model.peak(lambda block, *args: block(*args)) - plan.without) < of_gates / 2
 
 
-class LayersFirst(Decoder):
-    """Each block gets half of its own layer of one tensor: the halves of different layers have no memory in common."""
-
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Gated() for _ in range(LAYERS))
-        self.gates = torch.randn(LAYERS, BATCH, TIME, 2 * WIDTH, requires_grad=True)
-        for tensor in (*self.blocks.parameters(), self.gates):
-            tensor.grad = torch.zeros_like(tensor)
-
-    def step(self, call):
-        hidden, gates = self.x * 1.0, self.gates * 1.0
-        for block, layer in zip(self.blocks, gates, strict=True):
-            hidden = call(block, hidden, layer[:, :, :WIDTH])
-        loss = (hidden * 0.1).sum()
-        del hidden, gates, layer
-        loss.backward()
-
-
 def test_parts_of_one_tensor_that_lie_apart_all_count():
-    model, runs = LayersFirst(), runtime(codecs="none", memory_budget=1.0)
+    """Each block gets half of its own layer: the halves of different layers have no memory in common."""
+    model = Parts((LAYERS, BATCH, TIME, 2 * WIDTH), lambda gates, number: gates[number, :, :, :WIDTH])
+    runs = runtime(codecs="none", memory_budget=1.0)
     for _ in range(4):
         model.step(runs.checkpoint)
     held = runs.controller.observation.held
