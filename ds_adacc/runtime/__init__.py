@@ -7,8 +7,7 @@ Plans are made and changed between two steps.
   told;
 * `planned_calls`: runs any other call under its policy, with hooks if it has to;
 * `given_inputs`: which inputs several calls of one forward hold;
-* `seen_programs`: which programs, predicted for an input size, blocks were seen to run; `seen_lengths`: between which
-  lengths each block was;
+* `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
