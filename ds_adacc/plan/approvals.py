@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from ds_adacc.profile.gradient_error import PolicyError
 
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
 Approved = tuple[tuple[planner.Policy, float], ...]  # each with its error
-PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # what one rank has measured
+PolicyErrors = Sequence[tuple[BlockKey, PolicyError]]  # the worst of each policy of a block, as `worst` returns them
 
 _MOST_REJECTIONS = 4  # in a row; then the block gets no lossy codecs: the estimates of its errors do not converge
 _MOST_KINDS = 2  # of strictness in one block type: each is a block type of its own for the solver
@@ -94,7 +93,7 @@ class Approvals:
         errors = {(name, i): self.error((name, i), policy) for name, i, policy in blocks}
         return {key: error for key, error in errors.items() if error is not None}
 
-    def judge(self, everyone: Sequence[PolicyErrors]) -> dict[BlockKey, PolicyError]:
+    def judge(self, measured: PolicyErrors) -> dict[BlockKey, PolicyError]:
         """Approve or reject the policies that the ranks have measured.
 
         A rejection outdates what was approved of the block before: the errors of its values may have grown since.
@@ -102,8 +101,7 @@ class Approvals:
         Returns those that were rejected: of a block that ran several at several sizes, the one with the largest error.
         """
         rejected: dict[BlockKey, PolicyError] = {}
-        pairs = worst(everyone)
-        for key, found in pairs:
+        for key, found in measured:
             known, policy = self._of(key), found.policy.on_device
             if found.error <= self.max_error:
                 self.blocks[key] = known.approve(policy, found.error)
@@ -116,7 +114,7 @@ class Approvals:
                 stricter = _without_lossy_codecs(stricter)
             if known.strictness is not None and known.rejections:  # what an earlier search found may no longer hold
                 stricter = stricter.stricter(known.strictness)
-            known = known.outdate({other.policy.on_device for of, other in pairs if of == key})
+            known = known.outdate({other.policy.on_device for of, other in measured if of == key})
             approved = _without(known.approved, {policy})
             self.blocks[key] = replace(
                 known, approved=approved, strictness=stricter, rejections=rejections, rejected=policy
@@ -141,13 +139,13 @@ class Approvals:
             found |= dict.fromkeys(others, functools.reduce(planner.Strictness.stricter, others.values()))
         return tuple(found.get(index) for index in range(blocks))
 
-    def are_rising(self, everyone: Sequence[PolicyErrors]) -> bool:
+    def are_rising(self, measured: PolicyErrors) -> bool:
         """Whether an error has grown, and would be above the bound if it grew by the same factor once more.
 
         It has grown if it is larger than all that were measured of its policy before. Errors differ from batch to batch
         by half their size and more. So a comparison with the last one would find growth at every other look.
         """
-        pairs = ((found.error, self.error(key, found.policy)) for key, found in worst(everyone))
+        pairs = ((found.error, self.error(key, found.policy)) for key, found in measured)
         grown = ((now, before) for now, before in pairs if before is not None and now > before)
         return any(not before or now * (now / before) > self.max_error for now, before in grown)
 
@@ -175,10 +173,10 @@ class Approvals:
         return self.blocks.get(key, BlockErrors())
 
 
-def worst(everyone: Sequence[PolicyErrors]) -> PolicyErrors:
+def worst(everyone: Iterable[tuple[BlockKey, PolicyError]]) -> PolicyErrors:
     """By block and policy, the largest error on any rank and the strictest strictness; the largest errors come last."""
     merged: dict[tuple[BlockKey, planner.Policy], PolicyError] = {}
-    for key, found in itertools.chain.from_iterable(everyone):
+    for key, found in everyone:
         known = merged.get((key, found.policy))
         if known is not None:
             kinds = [each.strictness for each in (known, found) if each.strictness is not None]

@@ -7,7 +7,8 @@ All ranks call these functions at the end of the same steps, and decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -118,14 +119,14 @@ def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockK
     )
 
 
-def _measured(controller: StepController) -> tuple[Sequence[PolicyErrors], Mapping[BlockKey, str]]:
-    """What each rank has measured, which is also written to the journal; and the names of the blocks, on any rank."""
-    results = controller.ranks.gather(controller.trials.results(controller.step))
-    everyone = [[(key, found) for key, _, found in of_rank] for of_rank in results]
+def _measured(controller: StepController) -> tuple[PolicyErrors, Mapping[BlockKey, str]]:
+    """What the ranks have measured, which is also written to the journal; and the names of the blocks, on any rank."""
+    results = itertools.chain.from_iterable(controller.ranks.gather(controller.trials.results(controller.step)))
     # On ranks whose blocks have other indices, a key may name several: the one with the largest error counts.
-    every = sorted((each for of_rank in results for each in of_rank), key=lambda each: each[2].error)
-    names = {key: name for key, name, _ in every}
-    largest = {key: found.error for key, found in worst(everyone)}
+    everyone = sorted(results, key=lambda each: each[2].error)
+    names = {key: name for key, name, _ in everyone}
+    measured = worst((key, found) for key, _, found in everyone)
+    largest = {key: found.error for key, found in measured}
     for digest in sorted({digest for digest, _ in largest}):
         controller.journal.write(
             "gradient_errors",
@@ -133,7 +134,7 @@ def _measured(controller: StepController) -> tuple[Sequence[PolicyErrors], Mappi
             bound=controller.agreement.approvals.max_error,
             errors=[[names[key], largest[key]] for key in sorted(largest) if key[0] == digest],
         )
-    return everyone, names
+    return measured, names
 
 
 def _replan(

@@ -292,10 +292,10 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
         schedule=SimpleNamespace(ended=7),
         step=None,
     )
-    everyone, names = _measured(controller)
+    measured, names = _measured(controller)
     assert names == {key: "layers.1 (Block)"}
     assert written == [{"step": 7, "bound": BOUND, "errors": [["layers.1 (Block)", 0.9]]}]
-    assert everyone == [[(key, mine[2])], [(key, others[2])]]
+    assert measured == [(key, mine[2])]
 
 
 def test_the_reason_of_a_new_plan_names_the_block_also_one_of_another_rank():
