@@ -84,9 +84,7 @@ class _Search:
     def _of_points(self) -> Solution | None:
         """The best policies among the points of the frontiers; None if none of those found in time fit."""
         with contextlib.suppress(NoSolutionInTime):
-            model = _model(self._problem, self._frontiers)
-            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=True)
-            return None if optimal is None else self._checked(model, optimal)
+            return self._best()
         return None
 
     def _with(self, single: Solution) -> Solution:
@@ -94,15 +92,11 @@ class _Search:
         if not self._may_differ:
             return single
         try:
-            model = _model(self._problem, self._frontiers, [policies[0] for policies in single.policies])
-            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=True)
+            found = self._best([policies[0] for policies in single.policies])
         except NoSolutionInTime:
             # it may be proven that no single policy is better, but not that no policies per block are
             return replace(single, proven_optimal=False)
-        if optimal is None:
-            return single
-        found = self._checked(model, optimal)
-        return replace(_quicker(single, found), proven_optimal=found.proven_optimal)
+        return single if found is None else replace(_quicker(single, found), proven_optimal=found.proven_optimal)
 
     def _without(self, refusal: InfeasibleBudget) -> Solution:
         """Policies per block where no single one for all blocks of a type fits."""
@@ -113,10 +107,9 @@ class _Search:
         try:
             least = least_peak(self._problem, self._left() / 4)
             lean = [policies[0] for policies in least.policies]
-            model = _model(self._problem, self._frontiers, lean)
-            optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible=False)
-            if optimal is not None:
-                return self._checked(model, optimal)
+            found = self._best(lean, is_reproducible=False)
+            if found is not None:
+                return found
             if not (self._are_whole and least.proven_optimal):
                 return self._by_rules(refusal)
         except NoSolutionInTime:
@@ -137,7 +130,7 @@ class _Search:
         Only the points that hold the least are on offer. Which other points there are depends on measured seconds, and
         the budget that is named must do when all is measured again.
         """
-        model = _model(self._problem, [of_type[-1:] for of_type in self._frontiers], lean)
+        model = self._model([of_type[-1:] for of_type in self._frontiers], lean)
         try:
             model.minimise_peak(self._left())
         except NoSolutionInTime:
@@ -145,11 +138,25 @@ class _Search:
         smallest = model.peak_bytes()
         return refusal if refusal.smallest <= smallest else InfeasibleBudget(self._budget, smallest, proven=False)
 
-    def _checked(self, model: PerBlockModel, optimal: bool) -> Solution:
-        """The model's solution, which is `optimal` among the points of the frontiers."""
+    def _best(self, others: Sequence[Policy] = (), is_reproducible: bool = True) -> Solution | None:
+        """The best policies among the points of the frontiers and the others of `_model`; None if none fit."""
+        model = self._model(self._frontiers, others)
+        optimal = model.minimise_seconds(self._budget, self._left(), is_reproducible)
+        if optimal is None:
+            return None
         solution = evaluate_per_block(self._problem, model.policies())
         require_within(solution, self._budget)
         return replace(solution, proven_optimal=optimal and self._are_whole)
+
+    def _model(self, frontiers: Sequence[Sequence[Point]], others: Sequence[Policy]) -> PerBlockModel:
+        """The model in which blocks take one of these points or, if given, the other policy of their block type."""
+        choices: list[list[Point]] = [list(of_type) for of_type in frontiers]
+        for place, policy in enumerate(others):
+            if all(point.policy != policy for point in choices[place]):  # each policy is offered once
+                choices[place].append(Point.of(self._problem.block_types[place].profile, policy))
+        model = PerBlockModel(self._problem, choices)
+        model.expect(others or [min(of_type, key=_peak).policy for of_type in choices])
+        return model
 
     @property
     def _may_differ(self) -> bool:
@@ -191,19 +198,6 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
     if found.peak > budget or found.added_seconds > solution.added_seconds:
         return solution
     return replace(found, proven_optimal=solution.proven_optimal, fallback=solution.fallback)
-
-
-def _model(
-    problem: Problem, frontiers: Sequence[Sequence[Point]], others: Sequence[Policy] | None = None
-) -> PerBlockModel:
-    """The model in which blocks take one of these points or, if given, the other policy of their block type."""
-    choices: list[list[Point]] = [list(of_type) for of_type in frontiers]
-    for place, policy in enumerate(others or ()):
-        if all(point.policy != policy for point in choices[place]):  # each policy is offered once
-            choices[place].append(Point.of(problem.block_types[place].profile, policy))
-    model = PerBlockModel(problem, choices)
-    model.expect(others or [min(of_type, key=_peak).policy for of_type in choices])
-    return model
 
 
 def _peak(point: Point) -> int:
