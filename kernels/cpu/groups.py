@@ -136,14 +136,10 @@ def round_groups(
     for group in range(len(places)):
         count = length_of(group, length, len(codes))
         numbers, inverse = array_at(places[group], count, np.float32), inverses[group]
+        offset = offsets[group] if method == ASYMMETRIC else np.float32(0)
         rounded = array_at(codes.ctypes.data + 4 * group * length, count, np.int32)
-        if method == ASYMMETRIC:
-            offset = offsets[group]
-            for i in range(count):
-                rounded[i] = stored_code((numbers[i] - offset) * inverse, bits)
-        else:
-            for i in range(count):
-                rounded[i] = stored_code(numbers[i] * inverse, bits)
+        for i in range(count):
+            rounded[i] = stored_code((numbers[i] - offset) * inverse, bits)
 
 
 @inner
@@ -154,14 +150,10 @@ def scale_groups(
     for group in range(len(places)):
         count = length_of(group, length, len(scaled))
         numbers, inverse = array_at(places[group], count, np.float32), inverses[group]
+        offset = offsets[group] if method == ASYMMETRIC else np.float32(0)
         products = array_at(scaled.ctypes.data + 4 * group * length, count, np.float32)
-        if method == ASYMMETRIC:
-            offset = offsets[group]
-            for i in range(count):
-                products[i] = (numbers[i] - offset) * inverse
-        else:
-            for i in range(count):
-                products[i] = numbers[i] * inverse
+        for i in range(count):
+            products[i] = (numbers[i] - offset) * inverse
 
 
 @inner
@@ -282,44 +274,33 @@ def restore_codes(
     The product of code and scale is rounded before an offset is added.
     """
     for group in range(len(scales)):
-        numbers, scale, offset = part(block, group, length), scales[group], np.float32(0)
-        if has_offsets:
-            offset = offsets[group]
+        numbers, scale = part(block, group, length), scales[group]
+        offset = offsets[group] if has_offsets else np.float32(-0.0)  # which changes no number that it is added to
         packed = codes + group * length * bits // 8
         if bits == 8:
-            restore_bytes(packed, numbers, scale, offset, has_offsets)
+            restore_bytes(packed, numbers, scale, offset)
         else:
-            restore_nibbles(packed, numbers, scale, offset, has_offsets)
+            restore_nibbles(packed, numbers, scale, offset)
 
 
 @inner
-def restore_bytes(codes: int, numbers: np.ndarray, scale: float, offset: float, has_offset: bool) -> None:
+def restore_bytes(codes: int, numbers: np.ndarray, scale: float, offset: float) -> None:
     """See `restore_codes`."""
     packed = array_at(codes, len(numbers), np.uint8)
-    if has_offset:
-        for i in range(len(numbers)):
-            numbers[i] = from_byte(packed[i]) * scale + offset
-    else:
-        for i in range(len(numbers)):
-            numbers[i] = from_byte(packed[i]) * scale
+    for i in range(len(numbers)):
+        numbers[i] = from_byte(packed[i]) * scale + offset
 
 
 @inner
-def restore_nibbles(codes: int, numbers: np.ndarray, scale: float, offset: float, has_offset: bool) -> None:
+def restore_nibbles(codes: int, numbers: np.ndarray, scale: float, offset: float) -> None:
     """See `restore_codes`."""
     pairs = len(numbers) // 2
     packed = array_at(codes, (len(numbers) + 1) // 2, np.uint8)
-    if has_offset:
-        for i in range(pairs):
-            numbers[2 * i] = from_low(packed[i]) * scale + offset
-            numbers[2 * i + 1] = from_high(packed[i]) * scale + offset
-    else:
-        for i in range(pairs):
-            numbers[2 * i] = from_low(packed[i]) * scale
-            numbers[2 * i + 1] = from_high(packed[i]) * scale
+    for i in range(pairs):
+        numbers[2 * i] = from_low(packed[i]) * scale + offset
+        numbers[2 * i + 1] = from_high(packed[i]) * scale + offset
     if len(numbers) % 2:
-        last = from_low(packed[pairs]) * scale
-        numbers[2 * pairs] = last + offset if has_offset else last
+        numbers[2 * pairs] = from_low(packed[pairs]) * scale + offset
 
 
 @inner
