@@ -17,6 +17,7 @@ from .openmp import OPENMP
 from .quantize import ASYMMETRIC, EXTREME, NEAREST, PAPER
 
 METHODS = {"extreme": EXTREME, "paper": PAPER}
+_NO_OUTLIERS = 0, 0, 0  # the address of their channels, how many these are, and the address of their numbers
 SLACK = 512  # bytes that the allocators may add to the buffers of a thread: about 128 for each of up to three
 
 
@@ -92,33 +93,29 @@ class CompiledGroups(CompiledQuantized):
             groups.block_elements(length, math.prod(shape)), groups.BYTES_A_GROUP * groups.block_groups(length)
         )
 
-    def _compress(self, x: Tensor) -> Payload:
-        payload = self._room(x)
-        self._compress_to(x, payload)
+    def _compress(self, x: Tensor, outliers: tuple[Tensor | int, ...] = _NO_OUTLIERS) -> Payload:
+        codes, scales, *offsets = payload = self._room(x)
+        how = self._length(x.shape), self.width.bits, self.method, self._seed()
+        described = (KINDS[x.dtype], x, x.numel(), *how, codes, scales, *(offsets or [0]))
+        separated = rows_and_channels(x.shape)[1], *outliers
+        OPENMP.run(groups.compress_groups, self._groups(x.shape), x.numel(), 2, *described, *separated)
         return tuple(payload)
 
-    def _compress_to(self, x: Tensor, payload: Sequence[Tensor], outliers: Sequence[Tensor | int] = (0, 0, 0)) -> None:
-        codes, scales, *offsets = payload
-        count, length, seed = self._groups(x.shape), self._length(x.shape), self._seed()
-        separated = (rows_and_channels(x.shape)[1], *outliers)
-        how = self.width.bits, self.method, seed
-        described = (KINDS[x.dtype], x, x.numel(), length, *how, codes, scales, *(offsets or [0]))
-        OPENMP.run(groups.compress_groups, count, x.numel(), 2, *described, *separated)
-
-    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def _decompress(
+        self,
+        payload: Payload,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        outliers: tuple[Tensor | int, ...] = _NO_OUTLIERS,
+    ) -> Tensor:
         self._check_payload(payload, self._sizes(shape), shape)
         x = fresh(shape, dtype)
-        self._decompress_to(x, payload)
-        return x
-
-    def _decompress_to(
-        self, x: Tensor, payload: Sequence[Tensor], outliers: Sequence[Tensor | int] = (0, 0, 0)
-    ) -> None:
         codes, scales, *offsets = payload
-        rejoined = (rows_and_channels(x.shape)[1], *outliers)
         cut = x.numel(), self._length(x.shape), self.width.bits
         described = (KINDS[x.dtype], x, *cut, codes, scales, *(offsets or [0]))
+        rejoined = rows_and_channels(x.shape)[1], *outliers
         OPENMP.run(groups.decompress_groups, self._groups(x.shape), x.numel(), 2, *described, *rejoined)
+        return x
 
 
 class GroupCodec(CompiledGroups, reference.GroupCodec):
@@ -155,9 +152,8 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         rows, width = rows_and_channels(x.shape)
         self._check_channels(self.channels, self._ends, width)
         capacity = self.channels.numel()
-        payload, raw = self._room(x), x.new_empty((rows, capacity))
-        self._compress_to(x, payload, (self.channels, capacity, raw))
-        return *payload, raw, self.channels.to(torch.int32)
+        raw = x.new_empty((rows, capacity))
+        return *super()._compress(x, (self.channels, capacity, raw)), raw, self.channels.to(torch.int32)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         rows, width = rows_and_channels(shape)
@@ -166,9 +162,7 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         *groups, raw, indices = payload
         channels = indices.long()
         self._check_channels(channels, _ends(channels), width)
-        x = fresh(shape, dtype)
-        self._decompress_to(x, groups, (channels, capacity, raw))
-        return x
+        return super()._decompress(groups, shape, dtype, (channels, capacity, raw))
 
     def _check_channels(self, channels: Tensor, ends: tuple[int, int] | None, width: int) -> None:
         if ends is not None and not 0 <= ends[0] <= ends[1] < width:
