@@ -19,7 +19,6 @@ from ds_adacc.config import (
 from ds_adacc.config.presets import ROLES, UNBOUNDED
 from ds_adacc.kernels import CODECS
 
-ALL_CODECS = ", ".join(map(repr, CODECS))
 INT4_CODECS = ", ".join(repr(name) for name in CODECS if name != "bits")
 ALL_ROLES = (
     "'block_input', 'linear', 'layernorm', 'gelu', 'query', 'key', 'value', 'attention', 'softmax', 'score', "

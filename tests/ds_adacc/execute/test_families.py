@@ -1,7 +1,6 @@
 """Models of transformers: found, recorded, really recomputed, and not a bit of the gradients off."""
 
 import copy
-import gc
 import weakref
 
 import families
@@ -142,17 +141,12 @@ def test_modules_apart_from_the_blocks_keep_their_checkpointing():
     assert model.decoder.block[0]._gradient_checkpointing_func is not own
 
 
-def test_a_cache_dies_with_the_output_that_has_it():
+def test_a_cache_dies_with_the_output_that_has_it(uncollected):
     model, inputs = families.example("t5")
     served(model)
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(2):
-            output = model(**inputs)
-            cache, loss = weakref.ref(output.past_key_values), output.loss
-            del output
-            assert cache() is None
-            loss.backward()
-    finally:
-        gc.enable()
+    for _ in range(2):
+        output = model(**inputs)
+        cache, loss = weakref.ref(output.past_key_values), output.loss
+        del output
+        assert cache() is None
+        loss.backward()

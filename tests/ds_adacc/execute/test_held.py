@@ -1,7 +1,5 @@
 """What is held between forward and backward is what the policy says, to the byte of storage, without the collector."""
 
-import gc
-
 import pytest
 import torch
 import zoo
@@ -17,13 +15,7 @@ from ds_adacc.kernels import make_codec
 from ds_adacc.observe.observer import Observer
 from ds_adacc.program.slots import unpack
 
-
-@pytest.fixture(autouse=True)
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("uncollected")
 
 
 def planned_bytes(recording, policy, payloads=None):

@@ -1,6 +1,5 @@
 """Offloaded values come back bit for bit, ahead of their use, and leave nothing behind: with copies made on the CPU."""
 
-import gc
 from dataclasses import replace
 
 import pytest
@@ -31,14 +30,6 @@ class PoisoningTransfer(FakeTransfer):
     def poison(self):
         for source in self.sources:
             source.fill_(float("nan") if source.is_floating_point() else 0)
-
-
-@pytest.fixture
-def no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture
@@ -206,7 +197,7 @@ def test_repeated_partial_and_retained_backward(transfer):
         assert torch.equal(a, b)
 
 
-def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, no_collector):
+def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, uncollected):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     policy, prefetcher = everything(recording), Prefetcher(transfer)
@@ -224,7 +215,7 @@ def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, n
     assert (storages.alive(), transfer.alive) == (0, 0)
 
 
-def test_backward_frees_everything_without_the_collector(transfer, no_collector):
+def test_backward_frees_everything_without_the_collector(transfer, uncollected):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
     prefetcher = Prefetcher(transfer)
@@ -252,7 +243,7 @@ def test_what_was_fetched_goes_with_its_last_use(transfer):
     assert [reference().tensors for reference in transfer.handles] == [None] * len(holders)
 
 
-def test_exception_in_forward_leaves_nothing(transfer, no_collector):
+def test_exception_in_forward_leaves_nothing(transfer, uncollected):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
 

@@ -1,7 +1,5 @@
 """Compressed values whose payloads wait in host memory come back as those whose payloads stay, bit for bit."""
 
-import gc
-
 import pytest
 import torch
 import zoo
@@ -86,9 +84,8 @@ def test_it_is_the_copy_that_backward_uses(gpt):
     zoo.assert_same_bits(expected, zoo.gradients(block, args, kwargs, run_and_poison))
 
 
-def test_between_forward_and_backward_the_device_holds_nothing_of_it(gpt):
+def test_between_forward_and_backward_the_device_holds_nothing_of_it(gpt, uncollected):
     block, args, kwargs, recording, codecs = gpt
-    gc.collect()
     transfer = FakeTransfer()
     policy, prefetcher = stores(recording, codecs, away), Prefetcher(transfer)
     run, calls = under(block, recording, policy, codecs, prefetcher)

@@ -1,6 +1,5 @@
 """Random blocks under random policies: `pytest --fuzz 20000` runs more cases, `--fuzz-seed 7` one of them again."""
 
-import gc
 import logging
 from collections import Counter
 
@@ -22,13 +21,10 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture
-def quiet():
+def quiet(uncollected):
     """Without a line of log for each call that takes another course, and without the collector."""
     logging.disable(logging.WARNING)
-    gc.collect()
-    gc.disable()
     yield
-    gc.enable()
     logging.disable(logging.NOTSET)
 
 

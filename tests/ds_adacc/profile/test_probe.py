@@ -1,7 +1,5 @@
 """A probe measures what training will see, under the gradient that backward brings, and leaves no trace."""
 
-import gc
-
 import pytest
 import torch
 import zoo
@@ -159,11 +157,9 @@ def test_all_slots_have_given_their_tensors_equally_often():
     assert [slot.times for slot in slots] == [2, 2, 2]
 
 
-def test_a_dropped_graph_takes_its_probe_along():
+def test_a_dropped_graph_takes_its_probe_along(uncollected):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
-    gc.collect()
-    gc.disable()
     with Storages() as storages:
         output = probed(block, args, kwargs, recording, lambda measure, _: None)
         del output
@@ -172,7 +168,6 @@ def test_a_dropped_graph_takes_its_probe_along():
         probed(block, args, kwargs, recording, lambda measure, _: None).sum().backward()
         block.zero_grad()
         args[0].grad = None
-    gc.enable()
     assert storages.alive() == 0
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import enum
-import gc
 import random
 import weakref
 from dataclasses import dataclass
@@ -155,16 +154,12 @@ def test_the_order_of_attributes_is_a_mark():
     assert plain(config).marks != before
 
 
-def test_objects_are_not_kept_alive():
+def test_objects_are_not_kept_alive(uncollected):
     config = Config()
     known, reference = plain(config), weakref.ref(config)
-    gc.disable()
-    try:
-        del config
-        assert reference() is None
-        assert known.unchanged([None]) is None
-    finally:
-        gc.enable()
+    del config
+    assert reference() is None
+    assert known.unchanged([None]) is None
 
 
 def test_an_object_that_holds_itself():

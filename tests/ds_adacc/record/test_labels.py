@@ -1,6 +1,5 @@
 """Values are called what the user would call them, and the names change nothing else."""
 
-import gc
 import sys
 import weakref
 from pathlib import Path
@@ -197,7 +196,7 @@ def test_a_recording_leaves_no_hook_behind(raises):
     assert [*seen, (own_guards(block), global_hooks())] == [before, before]
 
 
-def test_a_recording_keeps_no_call_of_the_block_alive():
+def test_a_recording_keeps_no_call_of_the_block_alive(uncollected):
     class Local:
         pass
 
@@ -208,12 +207,8 @@ def test_a_recording_keeps_no_call_of_the_block_alive():
         alive.append(weakref.ref(local))
         return (x * 2).tanh()
 
-    gc.disable()
-    try:
-        record(block, (torch.randn(4, 8, requires_grad=True),), {})
-        assert alive[0]() is None
-    finally:
-        gc.enable()
+    record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert alive[0]() is None
 
 
 def test_the_example_s_block(monkeypatch):

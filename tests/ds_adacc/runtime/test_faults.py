@@ -1,6 +1,5 @@
 """An exception in a block's forward or backward, in any step, leaves everything clean: the next step works."""
 
-import gc
 import types
 
 import pytest
@@ -60,11 +59,8 @@ FAULT = {}
 
 
 @pytest.fixture(autouse=True)
-def disarmed():
-    gc.collect()
-    gc.disable()
+def disarmed(uncollected):
     yield
-    gc.enable()
     FAULT.clear()
 
 

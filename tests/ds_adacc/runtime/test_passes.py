@@ -1,6 +1,5 @@
 """Forwards without a backward, backwards of which the engine does not know, and forwards that call more blocks."""
 
-import gc
 import random
 
 import pytest
@@ -81,16 +80,12 @@ def _fail(_):
 @pytest.mark.matrix
 @pytest.mark.parametrize("budget", [0.4, 0.6, 1.0])  # at 0.6 the blocks retain everything of short lengths
 @pytest.mark.parametrize("between", [evaluated, interrupted, differentiated])
-def test_what_runs_between_two_steps_is_not_alive_with_them(between, budget):
+def test_what_runs_between_two_steps_is_not_alive_with_them(between, budget, uncollected):
     training = Training(memory_budget=budget)
     train(training, 9, 12, 15, 9)
-    gc.disable()
-    try:
-        for _ in range(6):
-            between(training)
-            train(training, 9)
-    finally:
-        gc.enable()
+    for _ in range(6):
+        between(training)
+        train(training, 9)
     assert sizes_together(training) == [1]
 
 

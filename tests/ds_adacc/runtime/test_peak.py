@@ -4,8 +4,6 @@ Measured: the bytes of all storages that operators of forward and backward make 
 outside. It has no noise; the allowance is for what is not the blocks': the loss and the gradient of it.
 """
 
-import gc
-
 import opaque
 import pytest
 import torch
@@ -206,17 +204,14 @@ def test_observed_bytes_are_the_planned_ones(model, codecs):
     assert held.observed == held.planned == runtime.controller.plan.held
 
 
-def test_memory_is_flat_over_many_steps():
+def test_memory_is_flat_over_many_steps(uncollected):
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1), layers=2)
     runtime = planned(model, "paper", 0.6)
-    gc.collect()
-    gc.disable()
     with Storages() as storages:
         for step in range(12):
             model.step(runtime.checkpoint)
             if step == 2:
                 early = storages.alive(), storages.peak
-    gc.enable()
     assert (storages.alive(), storages.peak) == early
 
 
