@@ -53,7 +53,7 @@ def check_script(path: str) -> str:
             f"{path} uses ds_adacc itself as a value in line {line}, so only a run shows whether that enables it. Then "
             "the log says how many blocks were found"
         )
-    imported = {module.partition(".")[0] for _, module in _imports(tree)}
+    imported = {package for _, (package, *_), _ in _imports(tree)}
     for line, name in _calls(tree):
         package, remedy = _ENTRIES.get(name, ("", ""))
         if package in imported:
@@ -66,19 +66,22 @@ def check_script(path: str) -> str:
     raise Absent(f"{path} {what}, so the section does nothing, unless another module enables it", _ENABLE)
 
 
-def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and the name of each thing of ds_adacc that the script imports, or has by `ds_adacc.name`."""
+def _imports(tree: ast.AST) -> Iterator[tuple[int, list[str], str]]:
+    """Of each import the line, the names that lead to what is imported, and what the script calls a whole module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                package, _, rest = alias.name.partition(".")
-                if package == "ds_adacc":
-                    yield node.lineno, rest.partition(".")[0]
+                path = alias.name.split(".")
+                yield node.lineno, path, alias.asname or path[0]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            package, _, rest = node.module.partition(".")
-            if package == "ds_adacc":
-                names = [rest.partition(".")[0]] if rest else [alias.name for alias in node.names]
-                yield from ((node.lineno, name) for name in names)
+            yield from ((node.lineno, [*node.module.split("."), alias.name], "") for alias in node.names)
+
+
+def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The line and the name of each thing of ds_adacc that the script imports, or has by `ds_adacc.name`."""
+    for line, (package, *names), _ in _imports(tree):
+        if package == "ds_adacc":
+            yield line, names[0] if names else ""
     bound = _names(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in bound:
@@ -87,8 +90,7 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _names(tree: ast.AST) -> set[str]:
     """What the script calls the package ds_adacc, or a module of it."""
-    imports = (alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names)
-    return {alias.asname or "ds_adacc" for alias in imports if alias.name.partition(".")[0] == "ds_adacc"}
+    return {name for _, (package, *_), name in _imports(tree) if package == "ds_adacc" and name}
 
 
 def _passed_on(tree: ast.AST) -> int | None:
@@ -96,15 +98,6 @@ def _passed_on(tree: ast.AST) -> int | None:
     bound, looked_up = _names(tree), {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
     reads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
     return min((n.lineno for n in reads if n.id in bound and id(n) not in looked_up), default=None)
-
-
-def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line and the module of each import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.lineno, node.module or ""
 
 
 def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
