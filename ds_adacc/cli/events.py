@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator
 
 from ds_adacc.planner import Baseline
 from ds_adacc.report.decision import Decision
@@ -67,6 +67,7 @@ class Compared(_Part):
     planned: Count | float
     observed: Count | float
 
+    @computed_field
     @property
     def difference(self) -> float | None:
         """Observed less planned, as a fraction of planned; None if planned is 0."""

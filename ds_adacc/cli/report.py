@@ -62,27 +62,19 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, Any]:
     """The events of each kind, as in the journal; observations with their relative differences."""
-    return {
-        "journal": str(path),
-        "starts": _plain(_of(events.Started, happened)),
-        "plans": _plain(_of(events.PlanMade, happened)),
-        "observed": [_with_differences(event) for event in _of(events.Observed, happened)],
-        "rectifier": _plain(_of(events.Rectified, happened)),
-        "gradient_errors": _plain(_of(events.GradientErrors, happened)),
-        "refused": _plain(_of(events.Refused, happened)),
+    kinds: dict[str, type[events.JournalEvent]] = {
+        "starts": events.Started,
+        "plans": events.PlanMade,
+        "observed": events.Observed,
+        "rectifier": events.Rectified,
+        "gradient_errors": events.GradientErrors,
+        "refused": events.Refused,
     }
-
-
-def _plain(happened: Sequence[events.JournalEvent]) -> list[dict[str, Any]]:
-    return [event.model_dump(mode="json", exclude={"event"}) for event in happened]
-
-
-def _with_differences(event: events.Observed) -> dict[str, Any]:
-    (document,) = _plain([event])
-    for name in _COMPARED:
-        if compared := getattr(event, name):
-            document[name]["difference"] = compared.difference
-    return document
+    plain = {
+        name: [event.model_dump(mode="json", exclude={"event"}) for event in _of(kind, happened)]
+        for name, kind in kinds.items()
+    }
+    return {"journal": str(path), **plain}
 
 
 def _of(kind: type[Kind], happened: Sequence[events.JournalEvent]) -> list[Kind]:
