@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from types import TracebackType
 
 from torch import nn
@@ -26,7 +25,7 @@ class Adacc:
     `observed_held_bytes` is the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force. `planned_held_bytes` is the plan's prediction of it. Both are None before that step has ended.
     `compact` has the layers that save a projection of their input; None without the section's `compact`. `is_stepping`:
-    `engine.step` runs.
+    `engine.step` runs, which calls the optimizer and ends the step of ds_adacc itself.
     """
 
     def __init__(
@@ -84,15 +83,6 @@ class Adacc:
         elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # of that users were told
             self._has_warned = True
             self._warn_of_no_calls()
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        """`engine.step` runs, which calls the optimizer and ends the step of ds_adacc itself."""
-        self.is_stepping = True
-        try:
-            yield
-        finally:
-            self.is_stepping = False
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):

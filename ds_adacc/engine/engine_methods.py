@@ -108,8 +108,11 @@ def end_step(engine: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
     before, compact = engine.global_steps, engine.adacc.compact
     of_step = None if compact is None else compact.rates_of(engine.optimizer)  # the schedule moves within the call
     engine.adacc.runtime.controller.end_pending_pass()
-    with engine.adacc.stepping():
+    engine.adacc.is_stepping = True
+    try:
         result = original(*args, **kwargs)
+    finally:
+        engine.adacc.is_stepping = False
     if engine.global_steps != before:
         if engine.was_step_applied():
             engine.adacc.runtime.controller.note_update()
