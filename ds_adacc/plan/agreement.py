@@ -124,10 +124,6 @@ class Agreement:
         known = ((name, known) for name, known in self.known_types.items() if name not in self.origins)
         return {name for name, known in known if known.agreed is not None and known.count > known.agreed.spec.count}
 
-    def live_sets_without(self, names: Collection[str]) -> list[LiveSet]:
-        """The live sets that were planned for and have none of these block types."""
-        return [live_set for live_set in self.live_sets if live_set.isdisjoint(names)]
-
     def alive(self, names: Collection[str]) -> Alive:
         """The most calls of these block types that were alive at once so far, each for itself."""
         return {name: self.known_types[name].count for name in sorted(names)}
@@ -156,15 +152,13 @@ class Agreement:
             return False
         return agreed.has_lossy
 
-    def may_all_run(self, agreed: AgreedType) -> bool:
+    def may_all_run(self, digest: str) -> bool:
         """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""
-        profile, policies = agreed.spec.profile, enumerate(agreed.policies)
-        name = self.origin(agreed.spec.name)
-        return all(self.approvals.permit((name, index), policy, profile) for index, policy in policies)
+        return all(self.permits(digest, index) for index in range(len(self.agreed_types[digest].policies)))
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
-        return not all(self.may_all_run(self.agreed_types[block_type.name]) for block_type in plan.block_types)
+        return not all(self.may_all_run(block_type.name) for block_type in plan.block_types)
 
     def errors_in_force(self) -> dict[BlockKey, float]:
         """The measured gradient errors of the policies in force, by block."""

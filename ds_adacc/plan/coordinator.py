@@ -71,7 +71,7 @@ class Coordinator:
         agreement.approvals.forget(asked.moved)
         agreement.moved = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
-        live = maximal((*agreement.live_sets_without(asked.grown), *asked.live_sets))
+        live = maximal((*(s for s in agreement.live_sets if s.isdisjoint(asked.grown)), *asked.live_sets))
         # 2. What does each rank know of it? Live sets that share block types share policies: all are planned together.
         touched = {name for names in components(live) if any(names & s for s in asked.live_sets) for name in names}
         reports = {
@@ -168,7 +168,7 @@ class Coordinator:
         available = (answer.available for answer in everyone if answer.available is not None)
         budget = agreement.budget.of_plan(without, min(available))
         in_force = {  # () for a block type whose policies were rejected, or not measured yet
-            digest: agreed.policies if agreement.may_all_run(agreed) else ()
+            digest: agreed.policies if agreement.may_all_run(digest) else ()
             for digest, agreed in agreement.agreed_types.items()
         }
         began = time.perf_counter()
