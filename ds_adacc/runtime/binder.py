@@ -19,21 +19,18 @@ from ds_adacc.profile.codec_maker import CodecMaker
 
 
 class Binder:
-    """Binds variants to the policies of their block types, and owns what offloaded values need."""
+    """Binds variants to the policies of their block types, and owns what offloaded values need.
+
+    `device`: the one on which the blocks run; None before any has run.
+    """
 
     def __init__(self, codecs: CodecMaker) -> None:
+        self.device: torch.device | None = None
         self._codecs = codecs
         self._prefetcher: Prefetcher | None = None
         self._updates = Updates()
 
-    def set_policy(
-        self,
-        variant: Variant,
-        known: KnownType,
-        policy: planner.Policy,
-        inputs: InputPlacement,
-        device: torch.device,
-    ) -> None:
+    def set_policy(self, variant: Variant, known: KnownType, policy: planner.Policy, inputs: InputPlacement) -> None:
         """Have the variant run the policy from its next call on, with the outlier channels last found by then.
 
         `inputs` says how the block inputs that the policy retains are held.
@@ -41,8 +38,7 @@ class Binder:
 
         def bind_to(variant: Variant) -> BoundPolicy:  # not the one outside: that would hold itself (Rule E13)
             held = inputs.applied(policy, self._permitted(policy, variant), variant.recording)
-            course = known.course(variant.recording, held)
-            return self._bound(variant, known, held, inputs, device, course)
+            return self._bound(variant, known, held, inputs, known.course(variant.recording, held))
 
         variant.policy = policy
         variant.bind_later(bind_to)
@@ -68,10 +64,9 @@ class Binder:
         if self._prefetcher is not None:
             self._prefetcher.pass_over()
 
-    def measured(self, variant: Variant, known: KnownType, policy: planner.Policy, device: torch.device) -> BoundPolicy:
+    def measured(self, variant: Variant, known: KnownType, policy: planner.Policy) -> BoundPolicy:
         """The policy for a measurement of its error: what it offloads stays, for a copy changes nothing."""
-        policy = self._permitted(policy.on_device, variant)
-        return self._bound(variant, known, policy, InputPlacement(), device)
+        return self._bound(variant, known, self._permitted(policy.on_device, variant), InputPlacement())
 
     def _bound(
         self,
@@ -79,20 +74,20 @@ class Binder:
         known: KnownType,
         policy: planner.Policy,
         inputs: InputPlacement,
-        device: torch.device,
         course: Course | None = None,
     ) -> BoundPolicy:
+        assert self.device is not None  # that of the recorded block
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
-                codecs[index] = inputs.codec(device)
+                codecs[index] = inputs.codec(self.device)
             elif planner.is_codec(choice):
                 name, channels = planner.on_device(choice), None
                 if separates_outliers(name):
                     channels = variant.outliers[index][0][: known.capacity[index]]
-                codecs[index] = self._codecs.make(name, device, channels)
+                codecs[index] = self._codecs.make(name, self.device, channels)
         if self._prefetcher is None and any(map(planner.is_offloaded, policy.stores)):
-            self._prefetcher = Prefetcher(CudaTransfer(device))
+            self._prefetcher = Prefetcher(CudaTransfer(self.device))
         return bind(variant.recording, policy, codecs, self._prefetcher, course, self._updates)
 
     def has_all_losses(self, variant: Variant, policy: planner.Policy, profile: planner.Profile) -> bool:

@@ -136,8 +136,8 @@ class PlannedCalls:
         return False
 
     def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
-        trials, device, step = self._controller.trials, self._controller.device, self._controller.step
-        return trials.probe(incoming.block, variant, incoming.call.inputs, device, step)
+        controller = self._controller
+        return controller.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
 
     def _begin(
         self,

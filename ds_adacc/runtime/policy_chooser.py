@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-import torch
-
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
@@ -31,12 +29,12 @@ class PolicyChooser:
         self._trials = trials
         self._binder = binder
 
-    def choose_policies(self, digests: Iterable[str], step: Step, device: torch.device | None) -> None:
+    def choose_policies(self, digests: Iterable[str], step: Step) -> None:
         """Choose what all variants of these block types run, from the next call of each on."""
         changed = set(digests)
         for block, variant in self._blocks.variants():
             if variant.digest in changed:
-                self.choose_policy(block, variant, step, device)
+                self.choose_policy(block, variant, step)
         if not step.recomputes and not step.is_tracking:  # for a short time some blocks do not run their policies
             self._reserve_host_memory()
 
@@ -49,7 +47,7 @@ class PolicyChooser:
                 last.setdefault(block, variant)
         self._binder.reserve((variant, types[variant.digest].calls_per_block) for variant in last.values())
 
-    def choose_policy(self, block: Block, variant: Variant, step: Step, device: torch.device | None) -> None:
+    def choose_policy(self, block: Block, variant: Variant, step: Step) -> None:
         """Have the variant run the policy of its block, or put that on trial.
 
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
@@ -69,7 +67,7 @@ class PolicyChooser:
         if recomputes or (known.agreed is None and is_unknown):
             # A probe finds all values exactly, at the bytes of full checkpointing.
             policy = planner.recompute_policy(known.profile)
-        self._binder.set_policy(variant, known, policy, inputs, device)
+        self._binder.set_policy(variant, known, policy, inputs)
 
     def _trial(self, variant: Variant, key: BlockKey, policy: planner.Policy, profile: planner.Profile) -> Trial | None:
         """A trial of the policy, which was made for `profile`, unless it is rejected already.

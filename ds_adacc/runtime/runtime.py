@@ -273,7 +273,6 @@ class Runtime:
         All blocks are recorded again. Blocks that the state has policies for run under those policies at once.
         """
         self.profiler.remembered = state.profiles
-        self.controller.trials.remembered = state.errors
         self.controller.restore(state)
         if state.seeds is not None:
             self.codecs.generator.set_state(state.seeds)

@@ -77,8 +77,6 @@ class StepController:
         self.ranks = ranks
         self.stepped = stepped
         self.tracks = stepped and self.agreement.config.rectifier.enabled
-        self.device: torch.device | None = None
-        self.trials = Trials(self.agreement, binder, self.tracks)
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
@@ -90,7 +88,7 @@ class StepController:
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement)
-        self.trials.take_late()  # those of the blocks before
+        self.trials = Trials(self.agreement, self._binder, self.tracks, state.errors)
         self.chooser = PolicyChooser(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
         self.calibration = Calibration(state.corrected)
         self.plan: Plan | None = state.plan
@@ -108,6 +106,11 @@ class StepController:
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
         self._is_resumed = state.plan is not None
         self.step = self._next_step()
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device on which the blocks run; None before any has run."""
+        return self._binder.device
 
     # -- while a step runs
 
@@ -159,7 +162,7 @@ class StepController:
     def note_device(self, device: torch.device) -> None:
         """Note the device on which a block runs. An accelerator counts more than the CPU."""
         if self.device is None or self.device.type == "cpu":
-            self.device = device
+            self._binder.device = device
 
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set.
@@ -298,11 +301,11 @@ class StepController:
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""
-        self.chooser.choose_policy(block, variant, self.step, self.device)
+        self.chooser.choose_policy(block, variant, self.step)
 
     def choose_policies(self, digests: Iterable[str]) -> None:
         """Choose anew what the variants of these block types run, by the policies in force, for this step."""
-        self.chooser.choose_policies(digests, self.step, self.device)
+        self.chooser.choose_policies(digests, self.step)
 
     # -- requests from other modules
 

@@ -40,11 +40,13 @@ class Trials:
     tracking steps.
     """
 
-    def __init__(self, agreement: Agreement, binder: Binder, tracks: bool) -> None:
+    def __init__(
+        self, agreement: Agreement, binder: Binder, tracks: bool, remembered: Mapping[str, CodecErrors]
+    ) -> None:
         self._agreement = agreement
         self._tracks = tracks
         self._binder = binder
-        self.remembered: Mapping[str, CodecErrors] = {}
+        self.remembered = remembered
         self.late: set[str] = set()  # the block types whose codecs were measured only after a plan was made
         self._entrances: dict[str, Entrance] = {}  # by block type
 
@@ -65,14 +67,7 @@ class Trials:
             known.errors_are_measured = True
         return reason
 
-    def probe(
-        self,
-        block: Block,
-        variant: Variant,
-        inputs: Sequence[torch.Tensor],
-        device: torch.device,
-        step: Step,
-    ) -> Probe | None:
+    def probe(self, block: Block, variant: Variant, inputs: Sequence[torch.Tensor], step: Step) -> Probe | None:
         """A probe for a call of this variant of the block, if something is to be measured in it in this step.
 
         The codecs of a block type are measured in one call of it. Policies are measured in a step of trials or a
@@ -92,7 +87,7 @@ class Trials:
             step.begin_trial(block, self._agreement.origin(variant.digest), trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
-            return self._binder.measured(variant, known, policy, device)
+            return self._binder.measured(variant, known, policy)
 
         def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:

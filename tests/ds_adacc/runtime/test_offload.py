@@ -92,8 +92,9 @@ def test_a_call_too_small_to_offload_still_compresses():
     costs = [(group, planner.CodecCost.offload(64, 0.0, 0.0)) if v == index else () for v in range(len(retained))]
     larger = replace(profile_of(recording), codecs=tuple(costs))  # of a size at which the value may be offloaded
     binder, variant = Binder(codecs), Variant(recording=recording)
+    binder.device = torch.device("cpu")
     for policy in (here, away):
         assert binder.has_all_losses(variant, policy, larger)
-        bound = binder.measured(variant, SimpleNamespace(capacity={}), policy, torch.device("cpu"))
+        bound = binder.measured(variant, SimpleNamespace(capacity={}), policy)
         assert bound.policy == here
         assert binder._permitted(policy, variant) == here
