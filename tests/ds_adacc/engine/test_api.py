@@ -23,7 +23,7 @@ from ds_adacc.profile import codec_maker
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import wrap_blocks
 
 
 def test_same_signature_as_deepspeed():
@@ -106,15 +106,6 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"backend": "cuda"}})
     with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["Expert"]}})
-
-
-def test_wrapped_blocks_keep_their_signature_and_can_be_unwrapped():
-    model = nn.Sequential(zoo.LlamaBlock(), zoo.LlamaBlock())
-    blocks = find_blocks(model, "auto")
-    wrap_blocks(blocks, Runtime(load({"adacc": {}})))
-    assert list(inspect.signature(model[0].forward).parameters) == ["x", "rope", "attention_mask"]
-    unwrap_blocks(model)
-    assert model[0].forward.__func__ is zoo.LlamaBlock.forward
 
 
 def stepped(model, **section):
@@ -322,40 +313,6 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
     for each in (longer, shorter):
         retained = planner.Problem((each,)), [planner.retain_policy(each.profile)]
         assert evaluate_uniform(*retained).peak <= plan.without
-
-
-def test_the_table_of_a_step_with_other_calls_says_so(caplog):
-    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
-    with caplog.at_level("INFO", logger="ds_adacc"):
-        train(adacc, model, (9, 7, 9))
-    assert adacc.observed_held_bytes == adacc.planned_held_bytes
-
-
-def test_shapes_that_do_not_fit_later_are_recomputed_with_a_warning(caplog):
-    models = [nn.Sequential(*(zoo.GPTBlock() for _ in range(3))) for _ in range(2)]
-    model = models[1]
-    budget = budget_of(models[0], torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    adacc = stepped(model, memory_budget=f"{budget}B")
-    with caplog.at_level("WARNING", logger="ds_adacc"):
-        train(adacc, model, (9, 9, 64, 64))
-    assert "New policies are in force, with a peak of " in caplog.text
-
-
-def test_a_solver_out_of_time_recomputes_with_a_warning(caplog, monkeypatch):
-    def late(*_, **__):
-        raise planner.NoSolutionInTime("no policy found in 1 s")
-
-    monkeypatch.setattr(planner, "solve_in_process", late)
-    model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
-    adacc = stepped(model)
-    with caplog.at_level("WARNING", logger="ds_adacc"):
-        train(adacc, model, (9, 9))
-    text = "The reason: no policy found in 1 s. If that is a lack of time, raise adacc.solver.max_seconds (now "
-    assert any(text in r.getMessage() for r in caplog.records)
-    (block_type,) = adacc.runtime.controller.plan.block_types
-    assert (
-        adacc.runtime.controller.plan.policies[block_type.name] == (planner.recompute_policy(block_type.profile),) * 3
-    )
 
 
 @pytest.mark.parametrize("stage", [0, 3])

@@ -23,6 +23,8 @@ from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.runtime.runtime import Runtime
 
+GRAPH = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
+
 
 class Elsewhere(Ranks):
     """The other end of a broadcast: what the first rank gave arrives pickled."""
@@ -82,17 +84,15 @@ def cost(name):
 
 
 def test_only_codecs_that_every_rank_offers_are_on_offer():
-    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
-    profiles = [planner.Profile(graph, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
+    profiles = [planner.Profile(GRAPH, (), (offers,)) for offers in ((cost("group"), cost("token")), (cost("token"),))]
     reports = [RankReport(profile, 1, 1, {}) for profile in profiles]
     assert [c.codec for c in merge_profiles(reports).codecs[0]] == ["token"]
 
 
 def test_a_codec_needs_the_largest_workspace_of_any_rank():
     """On a CPU it depends on the number of threads."""
-    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
     costs = [replace(cost("token"), workspace_bytes=nbytes) for nbytes in (3, 7, 5)]
-    reports = [RankReport(planner.Profile(graph, (), ((each,),)), 1, 1, {}) for each in costs]
+    reports = [RankReport(planner.Profile(GRAPH, (), ((each,),)), 1, 1, {}) for each in costs]
     assert merge_profiles(reports).codec(0, "token").workspace_bytes == 7
 
 
@@ -133,15 +133,13 @@ def test_an_order_stands_that_all_ranks_agree_on():
 
 
 def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
-    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
-    block_type = KnownType(None, planner.Profile(graph, (), ((cost("group"), cost("token")),)))
+    block_type = KnownType(None, planner.Profile(GRAPH, (), ((cost("group"), cost("token")),)))
     block_type.narrow([("token",)])
     assert [c.codec for c in block_type.profile.codecs[0]] == ["token"]
 
 
 def test_errors_that_were_measured_are_not_taken_over_from_another_size():
-    graph = planner.BlockGraph((planner.Value("x", "other", 8, None, True),), (), (planner.Event("e", (0,), 0),))
-    own, other = (KnownType(None, planner.Profile(graph, (), ((),)), errors=CodecErrors({})) for _ in range(2))
+    own, other = (KnownType(None, planner.Profile(GRAPH, (), ((),)), errors=CodecErrors({})) for _ in range(2))
     other.errors_are_measured = True
     own.take_over(other)
     assert own.errors is other.errors and own.errors_are_measured
@@ -175,13 +173,6 @@ class Numbered(nn.Module):
 def recount(runtime):
     runtime.controller.decide([frozenset(runtime.agreement.known_types)], "again")
     return runtime.controller.plan.block_types[0].count
-
-
-def test_a_block_called_often_keeps_its_count():
-    runs, block = runtime(), Numbered()
-    for _ in range(3):
-        step(runs, [block] * 6)
-    assert runs.controller.plan.block_types[0].count == recount(runs) == 6
 
 
 def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():

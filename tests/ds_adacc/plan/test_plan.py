@@ -58,13 +58,6 @@ def test_kinds_that_never_run_together_have_the_whole_budget_each():
     assert both.solution.peak <= 12 * MIB
 
 
-def test_a_kind_with_two_partners_has_one_policy_that_fits_beside_either():
-    (group,) = decided({"a": 1, "b": 1, "c": 1}, ["ab", "ac"], 18)
-    held = dict(zip("abc", group.solution.held, strict=True))
-    assert group.held == max(held["a"] + held["b"], held["a"] + held["c"])
-    assert group.solution.peak <= 18 * MIB < sum(held.values())
-
-
 def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
     block_types = {name: block_type(name, size) for name, size in {"a": 1, "b": 3, "c": 1}.items()}
     assert PlanRequest(block_types, sets("a", "b")).peak_without() == 36 * MIB

@@ -28,14 +28,6 @@ def test_a_frozen_model_under_a_new_head_needs_no_plan(budget, caplog):
     assert "does nothing" not in caplog.text
 
 
-def test_frozen_blocks_before_trained_ones_are_no_part_of_the_plan():
-    training = Training(layers=4)
-    training.blocks[:2].requires_grad_(False)
-    steps(training)
-    plan = training.runtime.controller.plan
-    assert sum(each.count for each in plan.block_types) == 2
-
-
 def test_a_block_in_which_gradients_begin_is_planned(caplog):
     """A model of energies differentiates by positions that it makes require a gradient itself."""
 

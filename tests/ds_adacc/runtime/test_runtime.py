@@ -9,7 +9,6 @@ import zoo
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.execute.block import Block
 from ds_adacc.runtime.runtime import Runtime
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -75,15 +74,6 @@ def test_changing_shapes_get_records_of_their_own_and_are_bounded():
         compare(blocks, batch(time=time), work.checkpoint)
     assert len(records_of(work)) == 2 * 64
     assert len(work.agreement.known_types) <= 64 + 4  # the recorded ones stay
-
-
-def test_records_hold_no_activations():
-    work, blocks = runtime(), stack(1)
-    x = batch()
-    compare(blocks, x, work.checkpoint)
-    for variant in records_of(work):
-        assert all(isinstance(p, nn.Parameter) for p in variant.bound.recording.parameters)
-        assert not hasattr(variant.bound.recording, "tensors")
 
 
 def test_a_number_on_a_schedule_is_never_replayed_stale():
@@ -171,24 +161,6 @@ def test_methods_partials_and_lambdas_are_blocks_too():
     assert work.recordings == 3
 
 
-def test_tied_blocks_count_once_for_every_call_alive():
-    """One module called four times a forward (ALBERT): four calls are held at once."""
-    work, block = runtime(), stack(1)[0]
-    x = batch()
-
-    def four(x, call):
-        torch.manual_seed(4)
-        for _ in range(4):
-            x = call(block, x)
-        return x
-
-    for _ in range(3):
-        plain = zoo.gradients(block, (x,), {}, lambda x: four(x, lambda b, x: b(x)))
-        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: four(x, work.checkpoint)))
-    assert work.recordings == 1
-    assert [block_type.count for block_type in work.controller.plan.block_types] == [4]
-
-
 def test_eval_and_no_grad_are_left_alone():
     work, block = runtime(), stack(1)[0]
     with torch.no_grad():
@@ -274,10 +246,6 @@ def test_nested_checkpoints_are_one():
     for _ in range(3):
         plain = zoo.gradients(block, (x,), {}, lambda x: block(x) * 2)
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, outer)))
-
-
-def test_unused_block_records_are_empty():
-    assert Block("unused").variants() == []
 
 
 @pytest.mark.parametrize(

@@ -85,18 +85,6 @@ def test_two_backwards_of_one_forward_leave_the_next_micro_batch_its_order():
         assert [order.index(runs.blocks.of(block), name) for block in blocks] == [0, 1, 2]
 
 
-def test_what_is_forgotten_of_a_block_type_takes_its_indices_along():
-    runs, block = runtime(), zoo.Tiny()
-    for length in range(2, 14):
-        forward(runs, [block], length).backward()
-        runs.controller.end_step()
-    order = runs.agreement.forward_order
-    (known,) = (order.indices(each) for each in runs.blocks.all())
-    assert known
-    order.forget_all_but(())
-    assert order.indices(runs.blocks.all()[0]) == {}
-
-
 def test_every_step_has_one_purpose():
     runs, block, purposes = runtime(), zoo.Tiny(), []
     for _ in range(6):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import io
 import types
 
@@ -84,6 +85,7 @@ def test_the_last_runtime_alone_runs_a_block_that_is_wrapped_twice(model):
 def test_unwrapped_blocks_can_be_wrapped_as_before(model):
     runtime = wrapped(model)
     before = [block.forward for block in model]
+    assert all(list(inspect.signature(forward).parameters) == ["x"] for forward in before)
     wrap_again = unwrap_blocks(model)
     assert [block.forward.__func__ for block in model] == 2 * [zoo.GPTBlock.forward]
     wrap_again()
