@@ -1,7 +1,5 @@
 """What a profile is made of: what an offload costs, and how much time may be hidden beside."""
 
-from dataclasses import replace
-
 import torch
 import zoo
 from recorded import captured
@@ -12,27 +10,18 @@ from ds_adacc.config import load
 from ds_adacc.profile import codec_costs, measure
 from ds_adacc.profile.block_graph import OperatorCost
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recording import Position, RecordedValue, Recording
+from ds_adacc.program.recording import RecordedValue
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
 
 
 def maker(**section):
     return CodecMaker(load({"adacc": section}))
 
 
-def saved(**changes):
-    """A saved value of 1 MiB on a CUDA device, and its recording."""
-    geometry = Geometry((512, 512), (512, 1), torch.float32, 0)
-    value = RecordedValue(0, "gelu0", "made", geometry, channels=512, role="gelu", device="cuda")
-    value = replace(value, **changes)
-    return value, Recording("block", (value,), (), (Position(ValueRef(0, value.geometry), 1, True),), (), ())
-
-
 def test_the_offload_costs_its_copies(monkeypatch):
-    value, _ = saved()
+    value = RecordedValue(0, "gelu0", "made", Geometry((512, 512), (512, 1), torch.float32, 0), device="cuda")
     codecs = maker()
     monkeypatch.setattr(codecs, "byte_seconds", lambda device: (0.5, 0.25))
     cost = codec_costs._cost(planner.OFFLOAD, value, torch.zeros(1), codecs, measure.Timer(CPU))
