@@ -226,7 +226,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs)
 
 
-def _layers_run_by(function: Callable[..., Any]) -> Callable[..., Any] | None:
+def _layers_run_by(function: Any) -> Callable[..., Any] | None:
     """The layers that `function` runs, if a PipelineModule made it for `activation_checkpoint_func`; else None.
 
     The PipelineModule makes a new function for each micro-batch. Its closure holds the whole stage and the number of

@@ -103,7 +103,7 @@ def quantization_error(profile: Profile, policy: Policy) -> float:
     return sum(offer.error * profile.graph.values[value].nbytes for value, offer in offers)
 
 
-def human_bytes(nbytes: int) -> str:
+def human_bytes(nbytes: float) -> str:
     """1536 -> '1.50 KiB'."""
     units, exponent = ("B", "KiB", "MiB", "GiB", "TiB"), 0
     while exponent < 4 and abs(round(nbytes / 1024**exponent, 2)) >= 1024:  # a byte less than 1 MiB is 1 MiB

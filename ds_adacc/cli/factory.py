@@ -66,11 +66,12 @@ class Factory:
             reason = _told(error)
             hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
             raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
-        self._function = getattr(imported, name, None)
-        if not callable(self._function):
+        function = getattr(imported, name, None)
+        if not callable(function):
             near = difflib.get_close_matches(name, [n for n, v in vars(imported).items() if callable(v)], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
+        self._function = function
         try:
             self._signature = inspect.signature(self._function)
         except ValueError as error:  # a builtin

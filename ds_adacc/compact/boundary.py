@@ -31,7 +31,7 @@ def add_update(layer: CompactLinear, scale: float, decay: float, key: int) -> Te
 
     Returns whether there was an update, bool (): false if the whole proxy is zero. Under ZeRO-3 every rank must call.
     """
-    weight = layer.weight
+    weight: Any = layer.weight  # under ZeRO-3 it has attributes that DeepSpeed has added
     with _whole(layer.compact_update) as update:
         if hasattr(weight, "ds_id"):
             part = weight.ds_tensor.data
@@ -43,7 +43,7 @@ def add_update(layer: CompactLinear, scale: float, decay: float, key: int) -> Te
 
 
 @torch.no_grad()
-def reset(engine: Any, proxies: Sequence[nn.Parameter]) -> None:
+def reset(engine: Any, proxies: Sequence[Any]) -> None:
     """Set proxies to zero, and give ZeRO-3's parameters that stay gathered their new values. Every rank must call."""
     for proxy in proxies:
         proxy.data.zero_()
@@ -58,7 +58,7 @@ def reset(engine: Any, proxies: Sequence[nn.Parameter]) -> None:
         persistent[0].all_gather(persistent)
 
 
-def _zero_master_of_part(proxy: nn.Parameter) -> None:
+def _zero_master_of_part(proxy: Any) -> None:
     """Set the master copy of this rank's partition to zero. A frozen proxy's too: the optimizer's moments move it."""
     zeros = torch.zeros(proxy.ds_tensor.numel(), dtype=torch.float32, device=proxy.ds_tensor.device)
     trains = proxy.requires_grad

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -63,7 +64,7 @@ def choose(
     return chosen, left
 
 
-def _matrices(blocks: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _matrices(blocks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Any]]:
     """The modules in the blocks that have a weight matrix of their own, with their names."""
     for name, block in blocks.items():
         for inner, module in block.named_modules(prefix=name, remove_duplicate=False):
@@ -80,7 +81,7 @@ def _uses(model: nn.Module) -> dict[int, list[str]]:
     return uses
 
 
-def _why_not(name: str, module: nn.Module, uses: Mapping[int, list[str]], trained: Collection[int]) -> str | None:
+def _why_not(name: str, module: Any, uses: Mapping[int, list[str]], trained: Collection[int]) -> str | None:
     weight = module.weight
     if type(module) is not nn.Linear:
         return f"a {type(module).__name__}, not an nn.Linear"

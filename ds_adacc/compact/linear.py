@@ -38,12 +38,12 @@ class CompactLinear(nn.Linear):
     compact_update: nn.Parameter
     ds_adacc_shared: Shared  # guarded by identity: what it holds is no part of a program
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # torch's name: it may be given by it
         if not torch.is_grad_enabled():
-            return nn.functional.linear(x, self.weight, self.bias)
+            return nn.functional.linear(input, self.weight, self.bias)
         # A graph of torch.compile projects once for layers with the same `rows` and `columns`: equal operators are one.
         shared = None if torch.compiler.is_compiling() else self.ds_adacc_shared
-        return Project.apply(x, self.weight, self.bias, self.compact_update, self.rows, self.columns, shared)
+        return Project.apply(input, self.weight, self.bias, self.compact_update, self.rows, self.columns, shared)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, rank={len(self.columns)}"
@@ -53,11 +53,20 @@ class CompactLinear(nn.Linear):
         destination.pop(prefix + PROXY, None)
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
     ) -> None:
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-        if prefix + PROXY in missing:
-            missing.remove(prefix + PROXY)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if prefix + PROXY in missing_keys:
+            missing_keys.remove(prefix + PROXY)
 
 
 def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
@@ -70,16 +79,17 @@ def serve(layer: nn.Linear, rank: int, shared: Shared) -> CompactLinear:
     weight = layer.weight
     outputs, features = whole_shape(weight)
     weight.requires_grad_(False)
-    layer.__class__ = CompactLinear
+    served: Any = layer
+    served.__class__ = CompactLinear
+    served.ds_adacc_shared = shared
     device = weight.device
-    layer.ds_adacc_shared = shared
     layer.register_parameter(PROXY, nn.Parameter(torch.zeros(outputs, rank, dtype=weight.dtype, device=device)))
     layer.register_buffer("rows", torch.zeros(features, dtype=torch.int64, device=device), persistent=False)
     layer.register_buffer("columns", torch.zeros(rank, dtype=torch.int64, device=device), persistent=False)
-    return layer
+    return served
 
 
-def unserve(layer: CompactLinear) -> None:
+def unserve(layer: Any) -> None:
     """Make the layer the `nn.Linear` again that `serve` was given."""
     for name in (PROXY, "rows", "columns", "ds_adacc_shared"):
         delattr(layer, name)

@@ -37,7 +37,7 @@ def groups_of(model: nn.Module, model_parameters: Any, optimizer: Any) -> list[G
         if optimizer.state:
             raise ValueError("adacc.compact: the optimizer has made steps already; give a new one")
         return optimizer.param_groups
-    given = list(model.parameters() if model_parameters is None else model_parameters)
+    given: list[Any] = list(model.parameters() if model_parameters is None else model_parameters)
     if given and isinstance(given[0], Mapping):
         return [{**group, "params": _listed(group["params"])} for group in given]
     return [{"params": given}]
@@ -112,5 +112,5 @@ def _is_decoupled(optimizer: Any, group: Group) -> bool:
     return bool(told) if told is not None else any(word in type(optimizer).__name__ for word in _DECOUPLED)
 
 
-def _listed(parameters: Any) -> list[nn.Parameter]:
+def _listed(parameters: Any) -> list[Any]:
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -55,7 +55,7 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
             problems += [line for detail in error.errors(include_url=False) for line in _lines(detail)]
     if problems:
         raise ConfigError("\n".join(problems))
-    return config if SECTION in document and config.enabled else None
+    return config if SECTION in document and config is not None and config.enabled else None
 
 
 def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
         return document
     try:
         found = _read(hjson.loads(given, object_pairs_hook=_without_duplicates) if given.startswith("{") else given)
-    except (ValueError, ConfigError) as error:
+    except ValueError as error:  # ConfigError too
         why: object = error
         if _is_json(given):
             why = f"{given} is JSON, but no object"
@@ -199,7 +199,7 @@ def _types(location: Location) -> tuple[Any, ...]:
     """The types of the key at `location`."""
     types: tuple[Any, ...] = (AdaccConfig,)
     for key in location:
-        annotation = _part(types).model_fields[key].annotation
+        annotation = _part(types).model_fields[str(key)].annotation
         types = (annotation, *get_args(annotation))
     return types
 

@@ -48,12 +48,12 @@ class Adacc:
     @property
     def planned_held_bytes(self) -> int | None:
         observation = self.runtime.controller.observation
-        return observation and observation.held.planned
+        return None if observation is None else observation.held.planned
 
     @property
     def observed_held_bytes(self) -> int | None:
         observation = self.runtime.controller.observation
-        return observation and observation.held.observed
+        return None if observation is None else observation.held.observed
 
     def end_backward(self, micro_batches: int) -> None:
         """Note the end of a backward pass; `micro_batches`: how many a step has, if the program steps at all."""

@@ -69,7 +69,7 @@ def initialize(
     section = section_of(ds_config)
     if model is not None and (optimizer is not None or ds_config.get("optimizer")):
         refuse_served(model)
-    compact, blocks = None, {}
+    compact, blocks, stage = None, {}, 0
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
             stage = _zero_stage(ds_config)

@@ -74,7 +74,9 @@ def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) ->
     Such a module then calls its layers directly. All other modules keep their checkpointing. Returns whether any module
     was changed.
     """
-    taken = [m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)]
+    taken: list[Any] = [
+        m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)
+    ]
     for module in taken:
         setattr(module, _ORIGINAL, module._gradient_checkpointing_func)
         module._gradient_checkpointing_func = _plainly

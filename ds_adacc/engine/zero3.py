@@ -76,7 +76,7 @@ def _has_experts(module: nn.Module) -> bool:
     return any(count > 1 for count in classes.values())
 
 
-def _signature(block: nn.Module) -> inspect.Signature:
+def _signature(block: Any) -> inspect.Signature:
     return inspect.signature(getattr(block, "_orig_mod", block).forward)
 
 

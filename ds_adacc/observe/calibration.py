@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from ds_adacc import planner
 from ds_adacc.log import get_logger
@@ -15,17 +16,18 @@ from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.block_graph import GradientLifetimes
 
+Number = TypeVar("Number", int, float)
 TOLERANCE = 0.05
 _MOST_CORRECTIONS = 3
 _NEGLIGIBLE = 1 << 16  # bytes; allocators round sizes by about as much
 
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Generic[Number]):
     """A prediction and an observation, both in bytes or both in seconds."""
 
-    planned: int | float
-    observed: int | float
+    planned: Number
+    observed: Number
 
     @property
     def is_off(self) -> bool:
@@ -43,9 +45,9 @@ class Observation:
     more ran than the plan. None: not measured. `device`: what the process has taken of a CUDA device by then.
     """
 
-    held: Pair
-    peak: Pair | None
-    seconds: Pair | None
+    held: Pair[int]
+    peak: Pair[int] | None
+    seconds: Pair[float] | None
     device: DeviceMemory | None = None
 
 

@@ -25,9 +25,9 @@ _SMALL = 0.01  # statistics that take less of the block's bytes are shown as one
 
 def plain(part: RenderableType) -> str:
     """The text of a table, or of several, for the log."""
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-    console.print(part)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    text = io.StringIO()
+    Console(file=text, width=WIDTH, color_system=None).print(part)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -42,8 +43,9 @@ def graph_figure(profile: planner.Profile, policy: planner.Policy, labels: Seque
     _draw_edges(axes, profile.graph, layers)
     _draw_ops(axes, profile.graph.replayed(policy.stores), layers)
     _draw_values(axes, profile, policy, labels, layers)
-    for handle in figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small").legend_handles:
-        handle.set_sizes([_LEGEND])
+    legend: Any = figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    for handle in legend.legend_handles:
+        handle.set(sizes=[_LEGEND])
     return figure
 
 

@@ -24,11 +24,11 @@ def timeline_figure(problem: planner.Problem, plans: Mapping[str, planner.Polici
         raise ValueError("order of the problem is empty: without one the bytes through backward are not known")
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name, policies in plans.items():
-        line = timeline_of(problem, simulations(problem, policies))
+    lines = {name: timeline_of(problem, simulations(problem, policies)) for name, policies in plans.items()}
+    for name, line in lines.items():
         axes.plot([alive / _MIB for _, alive in line], drawstyle="steps-mid", linewidth=1.2, label=name)
     axes.axhline(budget / _MIB, color="black", linestyle="--", linewidth=1, label="budget")
-    _name_blocks(axes, [number for number, _ in line])
+    _name_blocks(axes, [number for number, _ in next(iter(lines.values()))])
     axes.set(xlabel="backward, by block in forward order", ylabel="MiB alive")
     axes.set_ylim(bottom=0)
     axes.margins(x=0.01)

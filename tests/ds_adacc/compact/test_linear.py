@@ -26,7 +26,7 @@ def pair(bias=True, rank=8, dtype=torch.float32):
 def gradients(layer, x, by, autocast=False):
     x = x.clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        output = layer(x)
+        output = layer(input=x)  # by the name that nn.Linear gives it
     output.backward(by.to(output.dtype))
     return output.detach(), x.grad, None if layer.bias is None else layer.bias.grad
 
@@ -61,7 +61,7 @@ def test_a_frozen_proxy_saves_nothing():
     layer.compact_update.requires_grad_(False)
     x, saved = torch.randn(5, 32, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        output = layer(x)
+        output = layer(input=x)  # by the name that nn.Linear gives it
     output.sum().backward()
     assert [tuple(tensor.shape) for tensor in saved] == [(48, 32)]
     assert layer.compact_update.grad is None
