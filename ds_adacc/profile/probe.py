@@ -71,7 +71,9 @@ class Probe:
         self._inputs = [tensor.detach() for tensor in inputs]
         self._versions = [tensor._version for tensor in inputs]
         # The edges, not the tensors: these would keep the inputs' memory.
-        of_inputs, of_parameters = _edges(inputs), _edges(recording.parameters)
+        of_inputs = _edges(inputs)
+        # A buffer may stand in the place of a parameter, as with `torch.func.functional_call`.
+        of_parameters = _edges([*recording.parameters, *recording.read_buffers().values()])
         # What the graph before the block leads to as well (a tied weight, a bias that earlier blocks read) is left out:
         # autograd would run that part of the graph too.
         before = _before(edge.node for edge in of_inputs)

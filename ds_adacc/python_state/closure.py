@@ -39,8 +39,9 @@ class Closure:
 
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
-        for module in self.modules:
-            yield from module.parameters()
+        """Without the tensors that `torch.func.functional_call` puts in their place: those count as buffers."""
+        held = (parameter for module in self.modules for parameter in module.parameters())
+        yield from (tensor for tensor in held if isinstance(tensor, nn.Parameter))
         yield from (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
 
     def buffers(self) -> Iterator[tuple[nn.Module, Path, torch.Tensor]]:

@@ -100,7 +100,7 @@ class Structure:
         self.marks: Guards = {}
         self._roots = len(roots)
         self._met: list[int] = []  # the roots, and then each module's children: places in `_modules`; -1: None
-        self._parameters: list[Any] = []  # weak references; for None, what returns None
+        self._parameters: list[Any] = []  # weak references; for another tensor, what never returns it
         self._looks: list[tuple[bool, torch.dtype]] = []  # of each parameter that is not None
         self._attributes: list[tuple[int, str]] = []  # whose, and the name
         self._numbers: list[Any] = []  # these attributes: plain numbers and strings
@@ -142,6 +142,11 @@ class Structure:
         keys, attributes = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS])), guarded(module)
         self.marks[name] = token(module), type(module), keys, tuple(attributes), _hooks_of(module)
         for key, parameter in module._parameters.items():
+            if parameter is not None and not isinstance(parameter, nn.Parameter):
+                # `torch.func.functional_call` has put it there, another one at each call.
+                self.others.append((f"{name}.{key}", place, "_parameters", key, 0))
+                self._parameters.append(object)  # which makes one that is never there, so that all is read again
+                continue
             if parameter is not None and not is_lazy(parameter) and parameter.is_inference():
                 why = "was made within torch.inference_mode, so writes to it cannot be noticed"
                 raise UnreadableModule(f"its parameter {key} {why}")

@@ -3,6 +3,7 @@
 import array
 import collections
 import contextvars
+import copy
 import ctypes
 import dataclasses
 import functools
@@ -26,6 +27,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
 
 LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 
@@ -205,6 +207,22 @@ def test_a_cache_that_grows_with_each_new_size_is_named_and_the_sizes_are_not(ca
         same_bits(work, block, torch.randn(2, length, zoo.WIDTH, requires_grad=True))
     assert "has been recorded anew 8 times, since block.masks had changed each time" in caplog.text
     assert "sizes of its tensors" not in caplog.text
+
+
+def test_weights_that_functional_call_puts_in_place_are_new_at_each_call_and_recorded_once():
+    work, block, x = recomputing(), zoo.GPTBlock(dropout=0.0), batch()
+    served, gradients = copy.deepcopy(block), {}
+    wrap_blocks({"": served}, work)
+    for factor in (1.0, 1.1, 1.2):
+        for module in (block, served):
+            weights = {name: factor * weight for name, weight in module.named_parameters()}
+            output = torch.func.functional_call(module, weights, (x,))
+            gradients[module] = torch.autograd.grad(output.square().sum(), (x, *module.parameters()))
+        assert all(map(torch.equal, *gradients.values()))
+        kept = weakref.ref(weights["fc1.weight"])
+        del weights, output
+    assert work.recordings == 1
+    assert kept() is None
 
 
 def test_layers_that_a_block_chooses_from_its_own_are_looked_at_at_every_call(caplog):
