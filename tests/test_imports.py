@@ -38,6 +38,11 @@ def test_importing_the_planner_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_doctor_itself_needs_no_package_that_it_looks_for():
+    code = "import sys, ds_adacc.cli.doctor; print([m for m in ('torch', 'mip', 'pydantic') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
 def test_checkpointing_alone_loads_no_deepspeed():
     code = "import sys, ds_adacc.runtime.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
     assert "deepspeed" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout

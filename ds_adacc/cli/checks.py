@@ -70,7 +70,7 @@ def findings() -> list[Finding]:
         finding_of("backend reference", partial(_backend, "reference"), required=True),
         finding_of("backend cpu", partial(_backend, "cpu"), "pip install --force-reinstall numba", required=True),
         finding_of("backend cuda", partial(_backend, "cuda"), cuda),
-        finding_of("profile cache", _cache, "set XDG_CACHE_HOME to a folder that you may write to"),
+        finding_of("profile cache", _cache),
     ]
 
 
@@ -140,7 +140,7 @@ def _cuda_extra() -> str:
     """The extra for torch's version of CUDA; the newer one if torch has no CUDA."""
     try:
         from torch.version import cuda
-    except ImportError:
+    except Exception:
         cuda = None
     return f"cuda{cuda.split('.')[0]}" if cuda else "cuda13"
 
@@ -198,7 +198,7 @@ def _runs_on_cpu() -> bool:
 def _has_cuda_device() -> bool:
     try:
         import torch
-    except ImportError:
+    except Exception:  # of which a finding tells
         return False
     return torch.cuda.is_available()
 
@@ -244,5 +244,6 @@ def _cache() -> str:
         raise Absent(f"{type(error).__name__}: {error}", remedy) from error
     folder = next(each for each in Path(size["path"]).absolute().parents if each.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal")
+        remedy = "set XDG_CACHE_HOME to a folder that you may write to"
+        raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal", remedy)
     return f"{size['path']}, {human_bytes(size['bytes'])}, {size['profiles']} profiles"

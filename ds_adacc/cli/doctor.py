@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -15,8 +14,7 @@ from rich.text import Text
 
 from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.cli.checks import Finding, cache_size, finding_of, findings
-from ds_adacc.cli.script import check_config, check_script
-from ds_adacc.report.tables import table
+from ds_adacc.report.grid import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
     looked = []
-    for name, path, check in (("section", arguments.config, check_config), ("script", arguments.script, check_script)):
+    for name, path, check in (("section", arguments.config, _config), ("script", arguments.script, _script)):
         if path is not None:
             if not Path(path).is_file():
                 raise BadInput(f"there is no file {path!r} in {Path.cwd()}")
@@ -53,15 +51,27 @@ def _of_the_program(arguments: argparse.Namespace) -> list[Finding]:
     return looked
 
 
+def _config(path: str) -> str:
+    from ds_adacc.cli.script import check_config  # imported here, as it needs torch, which may be missing
+
+    return check_config(path)
+
+
+def _script(path: str) -> str:
+    from ds_adacc.cli.script import check_script
+
+    return check_script(path)
+
+
 def _wanting(found: Sequence[Finding]) -> str:
     return ", ".join(finding.name for finding in found if finding.required and finding.fine is False)
 
 
 def _cache() -> dict[str, Any] | None:
-    """None for a file that cannot be read; then a finding says why."""
+    """None for a file that cannot be read, or where a package is missing; then a finding says why."""
     try:
         return cache_size()
-    except (sqlite3.Error, OSError, RuntimeError):
+    except Exception:
         return None
 
 

@@ -14,7 +14,8 @@ from ds_adacc.cli.plan_computation import Planned
 from ds_adacc.plan.budget_error import as_key
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import decision_of, named_choices
-from ds_adacc.report.tables import baselines_grid, decision_tables, table
+from ds_adacc.report.grid import table
+from ds_adacc.report.tables import baselines_grid, decision_tables
 
 _ROWS = 12  # of a frontier's table, beside the points in use
 _NAMED = 3  # the most values that are named by each choice, of what changes from one point to the next

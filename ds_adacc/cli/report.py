@@ -15,8 +15,9 @@ from ds_adacc.cli.answer import Answer, BadInput
 from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
 from ds_adacc.report.decision import span
+from ds_adacc.report.grid import table
 from ds_adacc.report.screen import brief_tables, heading
-from ds_adacc.report.tables import baselines_grid, decision_tables, table
+from ds_adacc.report.tables import baselines_grid, decision_tables
 
 _COMPARED = {"held": "the batch of that step", "peak": "the planned batch", "seconds": "the timed calls"}  # of what
 _HOW_COMPARED = """\
@@ -41,13 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The journal as tables. Raises BadInput for one that is missing or garbled."""
-    try:
-        path = arguments.journal or journal.latest()
-    except RuntimeError as error:
-        raise BadInput(
-            f"there is no folder to look for journals in: {error} Set XDG_CACHE_HOME as the run had it, or name a "
-            "journal"
-        ) from error
+    path = arguments.journal or journal.latest()
     if path is None:
         raise BadInput(
             f"no run has left a journal in {journal.folder()}. If that folder could not be written to, the log of the "

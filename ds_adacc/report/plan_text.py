@@ -26,8 +26,9 @@ def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreeme
     """
     # Rich takes time to import, so it is not imported before. It draws a number from Python's `random`.
     with unmoved(()):
+        from ds_adacc.report.grid import plain
         from ds_adacc.report.screen import brief_tables
-        from ds_adacc.report.tables import baselines_grid, plain
+        from ds_adacc.report.tables import baselines_grid
 
     lines = [f"plan ({plan.reason}):"]
     if decisions:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, span
-from ds_adacc.report.tables import WIDTH, columns_that_fit, decision_tables, folded, grid, shortened_path
+from ds_adacc.report.grid import WIDTH, grid
+from ds_adacc.report.tables import columns_that_fit, decision_tables, folded, shortened_path
 
 _LINES = 32  # of the tables of all block types together; the sums and the other strategies take some fifteen more
 _DETAILED = 2  # block types whose values are shown

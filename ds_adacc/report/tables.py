@@ -1,49 +1,21 @@
-"""Tables of at most 80 columns, by Rich, for the log and for the command line."""
+"""The tables of a plan, of at most 80 columns, for the log and for the command line."""
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ds_adacc.planner import Baseline, human_bytes
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy
+from ds_adacc.report.grid import GAP, INDENT, WIDTH, grid
 
-WIDTH = 80
-_INDENT = 2
-_GAP = 2  # between two columns
 # The most characters of a label, of a choice (the longest is "offload asymmetric8"), and of a list of blocks.
 _LABEL, _CHOICE, _BLOCKS = 28, 19, 40
 _SMALL = 0.01  # statistics that take less of the block's bytes are shown as one row
-
-
-def plain(part: RenderableType) -> str:
-    """The text of a table, or of several, for the log."""
-    text = io.StringIO()
-    Console(file=text, width=WIDTH, color_system=None).print(part)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-
-
-def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> Group:
-    """A table below its title, its columns `numbers` aligned to the right."""
-    return Group(Text(title), grid(header, rows, numbers), Text())
-
-
-def grid(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Iterable[str] = ()) -> RenderableType:
-    """A table without a title."""
-    numbers = set(numbers)
-    made = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for name in header:
-        made.add_column(Text(name), justify="right" if name in numbers else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*map(Text, row))  # not str, in which Rich takes brackets for markup
-    return Padding(made, (0, 0, 0, _INDENT), expand=False)
 
 
 def decision_tables(decision: Decision, left_out: UsedPolicy | None = None) -> RenderableType:
@@ -147,4 +119,4 @@ def _policies(policies: Sequence[UsedPolicy]) -> RenderableType:
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
     """Characters that the columns take side by side."""
-    return _INDENT + sum(max(map(len, column)) for column in columns) + _GAP * (len(columns) - 1)
+    return INDENT + sum(max(map(len, column)) for column in columns) + GAP * (len(columns) - 1)

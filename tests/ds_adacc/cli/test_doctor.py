@@ -231,4 +231,5 @@ def test_a_damaged_cache_is_told_of_and_left_alone(document, monkeypatch):
 def test_a_cache_folder_that_cannot_be_made_is_told_of(cache):
     cache.write_text("a file where the folder would be")
     told = f"{cache} cannot be written to: no profile is kept, and no journal"
-    assert checks.finding_of("profile cache", checks._cache) == Finding("profile cache", False, False, told)
+    remedy = "set XDG_CACHE_HOME to a folder that you may write to"
+    assert checks.finding_of("profile cache", checks._cache) == Finding("profile cache", False, False, told, remedy)

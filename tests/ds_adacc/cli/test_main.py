@@ -80,6 +80,14 @@ def test_what_libraries_print_as_they_are_imported_is_not_either(subcommand, sai
     assert said("toy", "--json") == (0, "{}\n", "library: imported\n")
 
 
+def test_a_subcommand_that_cannot_be_imported_points_to_doctor(said, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ds_adacc.cli.report", None)
+    code, out, told = said("report")
+    assert (code, out) == (2, "")
+    assert told.startswith("ds_adacc report: ModuleNotFoundError: import of ds_adacc.cli.report halted")
+    assert told.endswith(". `ds_adacc doctor` tells what is missing or does not work\n")
+
+
 @pytest.mark.parametrize("arguments", [[], ["rebort"], ["--json"], ["report", "--jsn"], ["report", "a", "b"]])
 def test_bad_usage_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -251,20 +251,6 @@ def test_without_any_journal_the_folder_is_named(cache, said):
     assert told.startswith(f"ds_adacc report: no run has left a journal in {cache / 'runs'}. If that folder could not")
 
 
-def test_a_user_without_a_home_is_told_what_to_set(said, monkeypatch):
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("pathlib.Path.home", homeless)
-    assert said("report") == (
-        2,
-        "",
-        "ds_adacc report: there is no folder to look for journals in: Could not determine home directory. Set "
-        "XDG_CACHE_HOME as the run had it, or name a journal\n",
-    )
-
-
 def test_a_missing_journal_is_bad_input(tmp_path, said):
     path = tmp_path / "missing.jsonl"
     assert said("report", str(path), "--json") == (2, "", f"ds_adacc report: {path}: No such file or directory\n")

@@ -9,8 +9,8 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, span
+from ds_adacc.report.grid import plain
 from ds_adacc.report.screen import alike, brief_tables
-from ds_adacc.report.tables import plain
 from ds_adacc.runtime.runtime import Runtime
 
 SCREEN = 50

@@ -12,7 +12,8 @@ from recorded import profile_of, random_policy, record
 
 from ds_adacc import planner
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, decision_of
-from ds_adacc.report.tables import decision_tables, plain, shortened, shortened_path, table
+from ds_adacc.report.grid import plain, table
+from ds_adacc.report.tables import decision_tables, shortened, shortened_path
 
 
 def decided(name, count):
