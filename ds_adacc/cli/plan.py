@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "has one, else the sum of all that is floating-point in it",
     )
     text = (
-        "the micro-batch size to plan for (by default the factory's own, or else that of the config), and another to "
-        "estimate from (twice that)"
+        "the micro-batch size to plan for (by default the function's own default, or else that of the config), and "
+        "another to estimate from (by default twice that)"
     )
     parser.add_argument("--batch", type=int, nargs="+", metavar="N", help=text)
     parser.add_argument("--budget", help="in place of the section's memory_budget: auto, 12GiB, 0.4")

@@ -192,7 +192,12 @@ def _tell(compact: Compact, left: Mapping[str, str]) -> None:
     log, names = get_logger(), list(compact.layers)
     shown = ", ".join(f"{name} ({compact.ranks[name]})" for name in names[:_SHOWN])
     more = ", ..." if len(names) > _SHOWN else ""
-    log.info("compact: %d Linear layers save a projection of their input (its rank): %s%s", len(names), shown, more)
+    log.info(
+        "compact: Linear layers that save a projection of their input: %d, with their ranks %s%s",
+        len(names),
+        shown,
+        more,
+    )
     by_reason: dict[str, list[str]] = {}
     for name, reason in left.items():
         by_reason.setdefault(reason, []).append(name)
