@@ -83,9 +83,6 @@ class CompiledGroups(CompiledQuantized):
     def _length(self, shape: Sequence[int]) -> int:
         return self.group_size
 
-    def _groups(self, shape: Sequence[int]) -> int:
-        return -(-math.prod(shape) // self._length(shape))
-
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
         length = self._length(shape)
@@ -179,10 +176,6 @@ def _ends(channels: Tensor) -> tuple[int, int] | None:
 
 class ChannelCodec(CompiledQuantized, reference.ChannelCodec):
     """See `reference.ChannelCodec`. Threads share the work by runs and strips of channels."""
-
-    def _groups(self, shape: Sequence[int]) -> int:
-        rows, channels = rows_and_channels(shape)
-        return -(-rows // self.group_size) * channels
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
