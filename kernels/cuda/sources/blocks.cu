@@ -60,7 +60,6 @@ __device__ __forceinline__ void decode_all(
     }
 }
 
-// Names of kernels have the WIDTH in them unless codes have 4 BITS.
 #define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK) blocks##WIDTH##_fit##SUFFIX(                                   \
         const T* x, float* scales, long long numel, long long length, long long channels, long long groups,            \
@@ -83,9 +82,4 @@ __device__ __forceinline__ void decode_all(
         decode_all<BITS>(codes, scales, x, numel, length, channels);                                                   \
     }
 
-KERNELS(, 4, _f32, Float)
-KERNELS(, 4, _f16, Half)
-KERNELS(, 4, _bf16, Bfloat16)
-KERNELS(8, 8, _f32, Float)
-KERNELS(8, 8, _f16, Half)
-KERNELS(8, 8, _bf16, Bfloat16)
+FOR_EACH_WIDTH(KERNELS)

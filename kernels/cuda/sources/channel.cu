@@ -170,7 +170,6 @@ __device__ __forceinline__ void decompress(
     }
 }
 
-// Names of kernels have the WIDTH in them unless codes have 4 BITS.
 #define KERNELS(WIDTH, BITS, SUFFIX, T)                                                                                \
     extern "C" __global__ void __launch_bounds__(BLOCK) channel##WIDTH##_compress##SUFFIX(                             \
         const T* x, unsigned char* codes, float* scales, long long rows, long long channels, long long size,           \
@@ -190,9 +189,4 @@ __device__ __forceinline__ void decompress(
         decompress<BITS>(codes, scales, x, Place<T>(rows, channels, size, across, blocks_across, reciprocal));         \
     }
 
-KERNELS(, 4, _f32, Float)
-KERNELS(, 4, _f16, Half)
-KERNELS(, 4, _bf16, Bfloat16)
-KERNELS(8, 8, _f32, Float)
-KERNELS(8, 8, _f16, Half)
-KERNELS(8, 8, _bf16, Bfloat16)
+FOR_EACH_WIDTH(KERNELS)

@@ -396,3 +396,12 @@ __device__ __forceinline__ float restore(const unsigned char* codes, long long a
     const unsigned stored = Q::BITS == 4 ? codes[at / 2] >> 4 * (at & 1) & 15u : codes[at];
     return Q::restored((float)((int)stored - HALF<Q::BITS>), p);
 }
+
+// KERNELS(WIDTH, BITS, SUFFIX, T) for codes of 4 and of 8 BITS. Names of kernels have the WIDTH in them if it is 8.
+#define FOR_EACH_WIDTH(KERNELS)                                                                                        \
+    KERNELS(, 4, _f32, Float)                                                                                          \
+    KERNELS(, 4, _f16, Half)                                                                                           \
+    KERNELS(, 4, _bf16, Bfloat16)                                                                                      \
+    KERNELS(8, 8, _f32, Float)                                                                                         \
+    KERNELS(8, 8, _f16, Half)                                                                                          \
+    KERNELS(8, 8, _bf16, Bfloat16)

@@ -273,7 +273,6 @@ __device__ __forceinline__ void decompress(
             from_float(restore<Q>(codes, at, parameters(at)), x[at]);
 }
 
-// Names of kernels have the WIDTH in them unless codes have 4 BITS.
 #define COMPRESSORS(WIDTH, BITS, SUFFIX, T, STOCHASTIC, SEED, ...)                                                     \
     extern "C" __global__ void __launch_bounds__(BLOCK, STOCHASTIC ? 2 : 3) group##WIDTH##_compress##SUFFIX(           \
         const T* x, unsigned char* codes, float* scales, __VA_ARGS__ long long numel, long long size, long long team,  \
@@ -335,9 +334,4 @@ __device__ __forceinline__ void decompress(
     COMPRESSORS(WIDTH, BITS, _stochastic##SUFFIX, T, true, seed, long long seed,)                                      \
     DECOMPRESSORS(WIDTH, BITS, SUFFIX, T)
 
-KERNELS(, 4, _f32, Float)
-KERNELS(, 4, _f16, Half)
-KERNELS(, 4, _bf16, Bfloat16)
-KERNELS(8, 8, _f32, Float)
-KERNELS(8, 8, _f16, Half)
-KERNELS(8, 8, _bf16, Bfloat16)
+FOR_EACH_WIDTH(KERNELS)
