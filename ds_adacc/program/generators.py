@@ -30,16 +30,25 @@ def _content(state: torch.Tensor) -> bytes:
 
 
 @contextmanager
-def unmoved(generators: Iterable[torch.Generator]) -> Iterator[None]:
-    """Put back torch's generators, Python's, NumPy's and `generators`, whatever is drawn inside, also if it raises."""
+def torch_unmoved(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Put back torch's generators and `generators`, whatever is drawn inside, also if it raises."""
     states = [(generator, generator.get_state()) for generator in (*default_generators(), *generators)]
-    of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
         for generator, state in states:
             if not same_state(generator.get_state(), state):
                 generator.set_state(state)
+
+
+@contextmanager
+def unmoved(generators: Iterable[torch.Generator]) -> Iterator[None]:
+    """Put back Python's and NumPy's generators too."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch_unmoved(generators):
+            yield
+    finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
 

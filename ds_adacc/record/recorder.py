@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import generators_in, tensors_in
 from ds_adacc.program.function_operator import as_tuple, why_not_one
-from ds_adacc.program.generators import unmoved
+from ds_adacc.program.generators import torch_unmoved, unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
@@ -306,7 +306,10 @@ class Recorder(TorchDispatchMode):
         op, known = self.draft.note(ran), self.draft.known
         if op is None or not op.replayable:
             return op
-        with unmoved(generators_in(ran.given)):
+        runs_python = any(
+            part.python_reads is not None for part in op.parts
+        )  # else to put NumPy's back is the most work
+        with (unmoved if runs_python else torch_unmoved)(generators_in(ran.given)):
             reason = difference(op, known.tensors, known.parameters)
         if reason is not None:
             self.draft.refuse_last(reason)
