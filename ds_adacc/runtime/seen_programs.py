@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,12 +86,9 @@ class SeenPrograms:
 
 
 def _marks(block: Block, alike: list[Block]) -> Hashable:
-    of_all = [_unnamed(each.last_reading.marks) for each in alike]
-    return tuple((name, mark) for name, mark in _unnamed(block.last_reading.marks).items() if not _counts(name, of_all))
-
-
-def _unnamed(marks: Mapping[str, Hashable]) -> dict[str, Hashable]:
-    return {name: without_identity(mark) for name, mark in marks.items() if not _is_wrapper(mark)}
+    of_all = [each.last_reading.marks for each in alike]
+    marks = {name: mark for name, mark in block.last_reading.marks.items() if not _is_wrapper(mark)}
+    return tuple([(name, without_identity(mark)) for name, mark in marks.items() if not _counts(name, mark, of_all)])
 
 
 def _is_wrapper(mark: Hashable) -> bool:
@@ -99,13 +96,19 @@ def _is_wrapper(mark: Hashable) -> bool:
     return isinstance(mark, weakref.ref) and hasattr(mark(), "covered")
 
 
-def _counts(name: str, of_all: list[dict[str, Hashable]]) -> bool:
-    """Whether this number counts the layers: in all of them together it has consecutive values."""
+def _counts(name: str, mark: Hashable, of_all: Sequence[Mapping[str, Hashable]]) -> bool:
+    """Whether this mark is a number that counts the layers: in all of them together it has consecutive values."""
+    if not _is_whole(mark) or len(of_all) < 2:
+        return False
     marks = [each.get(name) for each in of_all]
-    if len(marks) < 2 or not all(type(mark) is tuple and mark and mark[0] is int for mark in marks):
+    if not all(map(_is_whole, marks)):
         return False
     numbers = sorted(mark[1] for mark in marks)
     return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def _is_whole(mark: Hashable) -> bool:
+    return type(mark) is tuple and len(mark) == 2 and mark[0] is int
 
 
 @dataclass
