@@ -79,8 +79,7 @@ def _memory(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
 
     And for a view with gaps, the addresses of its first byte and of the byte after its last.
     """
-    geometry = Geometry.of(tensor)
-    if geometry.is_dense:
+    if tensor.is_contiguous() or Geometry.of(tensor).is_dense:
         return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version), 0, 0
     start = tensor.data_ptr()
-    return storage_of(tensor), start, start + geometry.span
+    return storage_of(tensor), start, start + Geometry.of(tensor).span
