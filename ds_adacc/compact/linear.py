@@ -124,6 +124,7 @@ class Project(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    # pyrefly: ignore [bad-override]: torch gives a gradient for each output, so here one
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad

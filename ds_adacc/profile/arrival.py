@@ -81,6 +81,7 @@ class _Arrival(torch.autograd.Function):
         return output.detach()
 
     @staticmethod
+    # pyrefly: ignore [bad-override]: torch gives a gradient for each output, so here one
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
         on_arrival, ctx.on_arrival = ctx.on_arrival, None
         if on_arrival is not None:  # in a second backward of the same graph there is nothing left to learn

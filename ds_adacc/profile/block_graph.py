@@ -188,7 +188,9 @@ class GradientLifetimes:
         for op in reversed(self.recording.ops):
             for index in op.reads:
                 if self._readers[index][-1] is op and _hands_on(op, index, self.recording):
-                    self._handed_on[index] = self._owner(op.outputs[-1], op.index)
+                    given = op.outputs[-1]
+                    assert given is not None  # else it would hand on nothing
+                    self._handed_on[index] = self._owner(given, op.index)
 
     def made(self, op: RecordedOp) -> int:
         """Bytes of the gradients that the step of `op` itself makes."""

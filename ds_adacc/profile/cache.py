@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -75,7 +75,8 @@ def profile_key(
 
 def _switches() -> list[object]:
     """Torch's switches that decide with which kernels an operator runs."""
-    cuda, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    backends: Any = torch.backends
+    cuda, cudnn, mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
     # `torch.get_float32_matmul_precision` raises an error if a program has set one of these.
     precise = (cuda, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
     half = (cuda.allow_fp16_accumulation, cuda.allow_fp16_reduced_precision_reduction)

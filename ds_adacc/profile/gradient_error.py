@@ -87,7 +87,8 @@ def measure_policy(
     error = measure(bind(policy))
     if error <= max_error:
         return PolicyError(policy, error)
-    chosen = {value: policy.stores[value] for value in policy.lossy_values(profile)}
+    lossy = policy.lossy_values(profile)
+    chosen = {value: store for value, store in enumerate(policy.stores) if store is not None and value in lossy}
     single = {v: measure(bind(alone(profile, v, store))) for v, store in chosen.items()}
     together = profile.graph.read_together
     read = {op: chosen.keys() & set(together[op][0]) for op in planner.stale_ops(profile, policy)}

@@ -52,7 +52,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
             backward = backward_workspace(op, inputs, gradients, device)
         early = taken = backward.workspace_bytes
         if taken and op.is_aten:
-            early = min(early_workspace(op, inputs, gradients, device), taken)
+            early = int(min(early_workspace(op, inputs, gradients, device), taken))
         costs[index] = OperatorCost(replayed, taken, early, seconds, backward.seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}

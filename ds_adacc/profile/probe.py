@@ -243,7 +243,7 @@ def relative_error(gradients: Gradients, exact: Gradients) -> float:
     if not exact:
         return 0.0
     norms = [_norm(tensor) for tensor in exact]
-    off = [_norm(*(each for each in pair if each is not None)) for pair in zip(gradients, exact, strict=True)]
+    off = [_norm(*pair) for pair in zip(gradients, exact, strict=True)]
     total, floor = math.hypot(*norms), math.hypot(*norms) / math.sqrt(len(norms))
     if not all(map(math.isfinite, off)):
         return HOPELESS
@@ -265,9 +265,10 @@ def _before(nodes: Iterable[torch.autograd.graph.Node]) -> set[torch.autograd.gr
     return set(nodes_behind([following for node in nodes for following, _ in node.next_functions], set()))
 
 
-def _norm(*tensors: torch.Tensor | None) -> float:
+def _norm(*given: torch.Tensor | None) -> float:
     """The norm of a tensor, or of the difference of two, summed in double precision. None stands for zeros."""
-    if not tensors or tensors[0] is None:
+    tensors = [tensor for tensor in given if tensor is not None]
+    if not tensors:
         return 0.0
     double = torch.complex128 if tensors[0].is_complex() else torch.float64
     total = torch.zeros((), dtype=torch.float64, device=tensors[0].device)

@@ -61,12 +61,12 @@ class _Between:
         """`has_same_channels`: of each value, whether it has the same channels at all sizes."""
         own = [self._line({*op.inputs, *op.outputs}) for op in self.graph.ops]
         everything = self._line(range(len(self.graph.values)))
-        overlap = zip(self.one.overlap_seconds, self.other.overlap_seconds, strict=True)
+        there, back = map(everything.at, zip(self.one.overlap_seconds, self.other.overlap_seconds, strict=True))
         return planner.Profile(
             graph=self._sized_graph(own, everything),
             op_seconds=tuple(map(_Line.at, own, zip(self.one.op_seconds, self.other.op_seconds, strict=True))),
             codecs=tuple(self._offers(value, is_same) for value, is_same in enumerate(has_same_channels)),
-            overlap_seconds=tuple(map(everything.at, overlap)),
+            overlap_seconds=(there, back),
             noise=max(self.one.noise, self.other.noise),
         )
 
@@ -125,8 +125,9 @@ class _Line:
 
     def whole(self, numbers: Sequence[int]) -> int:
         """The whole number there: by a formula, or else on the line, rounded up."""
-        formula = None if self.values is None else self.variables.proportional(numbers)
-        number = None if formula is None else formula.at(self.values)
+        number = None
+        if self.values is not None and (formula := self.variables.proportional(numbers)) is not None:
+            number = formula.at(self.values)
         return max(math.ceil(self.at(numbers)) if number is None else number, 0)
 
 

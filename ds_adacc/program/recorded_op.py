@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Draw:
 class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
 
+    `func`: an OpOverload of torch, or a `FunctionOperator`.
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule R4). All are replayed together. The values after the write are the last of `outputs`.
@@ -41,7 +42,7 @@ class RecordedOp:
     """
 
     index: int
-    func: Callable[..., Any]
+    func: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[int | None, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -35,7 +35,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return _are_alike(a, b) and all_same_bits(pieces(a, b))
 
 
-def all_same_bits(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+def all_same_bits(pairs: Iterable[Sequence[torch.Tensor]]) -> bool:
     """As `same_bits`, of the two tensors of every pair; `pairs` makes them one after another."""
     differs = None
     for one, other in pairs:

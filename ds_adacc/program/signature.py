@@ -69,13 +69,14 @@ def surroundings() -> str | None:
 
     Hooks of the caller's are to see what they see without ds_adacc, and torch calls the innermost hooks only.
     """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    autograd: Any = torch._C._autograd
+    if autograd._top_saved_tensors_default_hooks(True) is not None:
         return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
     if torch._C._current_graph_task_id() != -1:
         return "it is called within a backward, as torch.utils.checkpoint does with use_reentrant=True"
     if torch._C._functorch.maybe_current_level() is not None:
         return "it is called within a transform of torch.func"
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not autograd._saved_tensors_hooks_is_enabled():
         return "it is called where hooks for saved tensors are disabled"
     if torch._C._is_tracing():
         return "it is called while torch.jit.trace traces it"

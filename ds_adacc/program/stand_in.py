@@ -27,6 +27,7 @@ class StandIn(torch.Tensor):
         return made
 
     @classmethod
+    # pyrefly: ignore [bad-override]: torch's stub lacks `func`
     def __torch_dispatch__(
         cls,
         func: Callable[..., Any],

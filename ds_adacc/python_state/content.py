@@ -124,7 +124,7 @@ def is_of_package(value: Any) -> bool:
     module = getattr(owner, "__module__", None)
     if hasattr(owner, "__array__"):  # of numbers
         return False
-    return is_library(module) and module.partition(".")[0] not in sys.stdlib_module_names
+    return module is not None and is_library(module) and module.partition(".")[0] not in sys.stdlib_module_names
 
 
 def is_known_by_identity(value: Any) -> bool:

@@ -60,8 +60,10 @@ def wrapped_in(function: Any) -> list[types.FunctionType]:
             if id(inner) in met or not isinstance(inner, types.FunctionType | functools._lru_cache_wrapper):
                 continue
             met.add(id(inner))
-            is_users = isinstance(inner, types.FunctionType) and not is_library(inner.__globals__.get("__name__"))
-            (found if is_users else waiting).append(inner)
+            if isinstance(inner, types.FunctionType) and not is_library(inner.__globals__.get("__name__")):
+                found.append(inner)
+            else:
+                waiting.append(inner)
     return found
 
 

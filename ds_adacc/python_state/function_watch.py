@@ -92,7 +92,8 @@ class FunctionWatch:
             return
         # After `apply` the context is the `grad_fn` of what it has returned, which any function may take: those that
         # a module's backward hooks call do. Only then does it know its outputs.
-        cls = type(context)._forward_cls
+        kind: Any = type(context)
+        cls = kind._forward_cls
         if not _knows_outputs(context) and not self._is_following and all(call.cls is not cls for call in self._calls):
             self._listener.function_is_hidden(cls)
 

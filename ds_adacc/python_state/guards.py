@@ -54,10 +54,12 @@ class _Same(weakref.ref):
     """An object by identity: equal to a reference to the same live object, and to none once the object is gone."""
 
     __slots__ = ("_address",)
+    _address: int
 
-    def __init__(self, value: Any) -> None:
-        super().__init__(value)
-        self._address = id(value)
+    def __new__(cls, value: Any) -> _Same:
+        made = super().__new__(cls, value)
+        made._address = id(value)
+        return made
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -322,7 +324,7 @@ class Look(NamedTuple):
     requires_grad: bool
 
 
-def token(value: Any) -> Hashable:
+def token(value: Any) -> _Same | _Held:
     """A mark that is equal for the same object only: the one that it has, as that is found to be equal soonest."""
     try:
         for known in weakref.getweakrefs(value):

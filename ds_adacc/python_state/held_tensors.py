@@ -30,7 +30,7 @@ def inside(tensor: torch.Tensor | None) -> Items:
     Those are the tensors that it wraps. A frozen parameter that wraps none has its attributes, in which bitsandbytes
     keeps scales. Those of a trained one are mostly an optimizer's, and change at every step.
     """
-    if type(tensor) in _PLAIN or is_lazy(tensor):
+    if tensor is None or type(tensor) in _PLAIN or is_lazy(tensor):
         return []
     if is_traceable_wrapper_subclass(tensor):
         return [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]

@@ -62,8 +62,9 @@ def _defining_module(value: Any) -> str:
     """The Python module of a function or class, or the module itself. Anything else is the user's."""
     if isinstance(value, types.ModuleType):
         return value.__name__
-    is_code = isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
-    return str(value.__module__) if is_code else "__main__"
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return str(getattr(value, "__module__", None))  # of some functions in C it is None
+    return "__main__"
 
 
 def kept_results(marks: Mapping[str, Hashable]) -> dict[str, types.CodeType]:

@@ -66,11 +66,11 @@ def read(
     Raises UnreadableModule if a module is a ScriptModule, or has a parameter of inference mode.
     """
     same = None if last is None else last.structure.unchanged(modules)
-    structure = Structure(modules) if same is None else last.structure
+    structure = Structure(modules) if last is None or same is None else last.structure
     held = structure.held(same)
-    tensors = None if same is None else last.objects.unchanged(held)
-    is_same = tensors is not None
-    objects = last.objects if is_same else PlainObjects(structure.named(held), structure.names)
+    known = None if last is None or same is None else last.objects.unchanged(held)
+    is_new = last is None or known is None
+    objects = PlainObjects(structure.named(held), structure.names) if is_new else last.objects
     walk = Walk(objects.names)
     for kind in (*structure.kinds, *objects.kinds):
         walk.classes(kind)
@@ -82,8 +82,8 @@ def read(
     for number, value in enumerate(values):
         walk.value(f"closure[{number}]", value, DEPTH)
     others = {**walk.guards, **more}
-    tensors = [*(tensors if is_same else objects.tensors_in(held)), *walk.tensors]
-    if is_same and others == last.others:
+    tensors = [*(objects.tensors_in(held) if known is None else known), *walk.tensors]
+    if not is_new and others == last.others:
         return last, tensors
     return Reading(structure, objects, others, {**structure.marks, **objects.marks, **others}), tensors
 
@@ -126,7 +126,7 @@ class Structure:
             self._note(name, place, module)
             for key, child in module._modules.items():
                 meet(f"{name}.{key}", child)
-        self._modules = [token(module) for module in modules]
+        self._modules: list[Any] = [token(module) for module in modules]  # weak references
         self._types = [*map(type, modules)]
         self.kinds = of_users(self._types)
         self._lengths, self._keys = _names_in([*chain.from_iterable(map(_dicts_of, modules))])
@@ -196,8 +196,8 @@ class Structure:
 
     def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
         """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""
-        modules = modules or [reference() for reference in self._modules]
-        return [getattr(modules[at], held)[key] for _, at, held, key, _ in self.others]
+        owners = modules or [reference() for reference in self._modules]
+        return [getattr(owners[at], held)[key] for _, at, held, key, _ in self.others]
 
     def named(self, held: Sequence[Any]) -> list[tuple[str, Any, int]]:
         """What `held` has returned, each with its name and the depth to which it is to be read."""

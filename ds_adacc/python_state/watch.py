@@ -95,8 +95,8 @@ class Watch:
     def __init__(self, listener: Listener) -> None:
         self.reads = Reads()
         self.unguarded: str | None = None
-        self._listener: Listener | None = listener  # None once it has stopped, as is the next
-        self._functions: FunctionWatch | None = FunctionWatch(listener)
+        self._listener = listener
+        self._functions = FunctionWatch(listener)
         self._is_running = False
         self._is_compiling = False
         self._pauses = 0
@@ -138,8 +138,9 @@ class Watch:
         if self._is_running:
             sys.setprofile(None)
             self._forget_compiler()
+            del self._listener, self._functions  # which hold this object
         self._is_running = False
-        self._listener = self._functions = self._importing = None
+        self._importing = None
         for code, namespace in self._not_imported:
             places = CodePlaces(code)
             places.add_imports(namespace)
@@ -226,7 +227,8 @@ class Watch:
         return found
 
     def _note_call(self, frame: types.FrameType, called: Any) -> None:
-        owner, name = getattr(called, "__self__", None), called.__name__
+        owner: Any = getattr(called, "__self__", None)
+        name = called.__name__
         if reads_data(owner, name):
             if not _is_ours(frame):
                 self._listener.note_read()
