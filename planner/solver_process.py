@@ -85,15 +85,21 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
     if child.returncode < 0:
         raise NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
     if child.returncode != 0 or not marked:
-        said = child.stderr.decode(errors="replace").strip()[-2000:]
         raise NoAnswer(
-            f"the solver's process ended with code {child.returncode}: {said}. "
-            "This is no lack of time: please report it"
+            f"the solver's process ended with code {child.returncode}: {_last_words(child.stderr)}. `ds_adacc doctor` "
+            "tells whether the solver works here; if it does, please report this"
         )
     found = pickle.loads(answer)
     if isinstance(found, Exception):
         raise found
     return found
+
+
+def _last_words(stderr: bytes) -> str:
+    """The end of what a process has printed, in one line: of a traceback the exception and where it was raised."""
+    lines = stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
+    places = [line.strip() for line in lines if line.startswith('  File "')]
+    return f"{lines[-1]} ({places[-1]})" if places else lines[-1]
 
 
 def _run(question: Callable[[], Any], seconds: float, limit: float) -> subprocess.CompletedProcess[bytes]:

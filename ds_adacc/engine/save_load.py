@@ -126,7 +126,8 @@ def _read(engine: Any, path: Path) -> tuple[State, str]:
         reason = _difference(document, _facts(engine))
         return (State(), reason) if reason else (state_file.parse(document), "")
     except Exception as error:  # a damaged file may raise any exception; the run must resume all the same
-        return State(), f"{path} cannot be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        # Not its text: torch would advise to load the file unsafely.
+        return State(), f"{path} is damaged, or something else wrote it ({type(error).__name__})"
 
 
 def _facts(engine: Any) -> dict[str, Any]:

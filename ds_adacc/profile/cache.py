@@ -153,7 +153,7 @@ class ProfileCache:
             self._failed = True
             text = (
                 "the profile cache %s cannot be used (%s): from now on this run measures every new block and keeps no "
-                "profile. Set XDG_CACHE_HOME to a folder that can be written to, or make room there"
+                "profile. Set XDG_CACHE_HOME to another folder that can be written to, or make room there"
             )
             get_logger().warning(text, self._path, str(error))
             return None
@@ -241,6 +241,12 @@ def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
     except ValidationError as error:
         # The text is compared too: another process may have put a good profile in its place.
         connection.execute("DELETE FROM profiles WHERE key = ? AND CAST(profile AS BLOB) = ?", (key, row[0]))
-        text = "profile %s in the cache cannot be read (%s: %s): it was deleted, and its block is measured again"
-        get_logger().warning(text, key, type(error).__name__, str(error))
+        text = "a profile in the cache is damaged (%s): it was deleted, and its block is measured again"
+        get_logger().warning(text, _first(error))
         return None
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line."""
+    detail = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg']}"

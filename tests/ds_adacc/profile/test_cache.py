@@ -288,9 +288,9 @@ def test_counting_leaves_a_damaged_file_alone(path):
     [
         ("[0.25]", "[NaN]", "op_seconds of op 'gelu' is nan; it must be finite and non-negative"),
         ("[0.25]", "[1" + 400 * "0" + "]", "op_seconds of op 'gelu' is inf"),
-        ('"graph"', '"grape"', "graph\n  Field required"),
+        ('"graph"', '"grape"', "(graph: Field required)"),
         ('{"graph"', '["graph"', "Invalid JSON"),
-        ('"role"', '"rule"', "role\n  Field required"),
+        ('"role"', '"rule"', "role: Field required)"),
     ],
 )
 def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
@@ -300,7 +300,7 @@ def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
     execute(path, ["UPDATE profiles SET profile = replace(profile, ?, ?) WHERE key = 'bad'", (old, new)])
     assert kept.load("bad") is None
     (warning,) = warnings()
-    assert warning.startswith("profile bad in the cache cannot be read (") and told in warning
+    assert warning.startswith("a profile in the cache is damaged (") and told in warning and "\n" not in warning
     assert kept.load("good") == profile()
     assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
     assert len(warnings()) == 1
@@ -315,7 +315,7 @@ def test_a_row_that_a_flipped_bit_has_made_no_utf_8_is_deleted_alone(path, warni
     path.write_bytes(content[:at] + bytes([content[at] | 0x80]) + content[at + 1 :])
     assert kept.load("bad") is None
     (warning,) = warnings()
-    assert warning.startswith("profile bad in the cache cannot be read (")
+    assert warning.startswith("a profile in the cache is damaged (")
     assert kept.load("good") == profile()
     assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
     kept.save("bad", profile())
@@ -326,7 +326,7 @@ def test_a_row_that_a_flipped_bit_has_made_no_utf_8_is_deleted_alone(path, warni
 def unusable(path, reason):
     return (
         f"the profile cache {path} cannot be used ({reason}): from now on this run measures every new block and keeps "
-        "no profile. Set XDG_CACHE_HOME to a folder that can be written to, or make room there"
+        "no profile. Set XDG_CACHE_HOME to another folder that can be written to, or make room there"
     )
 
 
