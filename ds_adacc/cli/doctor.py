@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> Answer:
         here = findings()
     found = [*here, *of_the_program]
     missing, unused = _wanting(here), _wanting(of_the_program)
-    verdict = f"ds_adacc cannot run here: {missing} is missing or does not work" if missing else "ds_adacc can run here"
+    verdict = f"ds_adacc cannot run here. Missing or not working: {missing}" if missing else "ds_adacc can run here"
     if unused:
         verdict += f"\nYour program cannot use ds_adacc as it is: see {unused} above"
     fine = not (missing or unused)

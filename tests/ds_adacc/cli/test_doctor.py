@@ -79,7 +79,7 @@ def test_something_required_that_is_missing_is_no(said, monkeypatch):
     code, out, _ = said("doctor")
     assert code == 1
     remedy = "mip: pip install 'mip>=2.0'"
-    assert out.endswith(f"\nTo fix:\n  {remedy}\nds_adacc cannot run here: mip is missing or does not work\n")
+    assert out.endswith(f"\nTo fix:\n  {remedy}\nds_adacc cannot run here. Missing or not working: mip\n")
     assert said("doctor", "--json")[0] == 1
 
 
