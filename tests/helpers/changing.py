@@ -4,11 +4,7 @@ import functools
 
 import torch
 import zoo
-
-from ds_adacc.config import load
-from ds_adacc.runtime.runtime import Runtime
-
-SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
+from recomputing import recomputing
 
 
 def recordings(block, *changes, arguments=lambda: ((), {})):
@@ -17,7 +13,7 @@ def recordings(block, *changes, arguments=lambda: ((), {})):
     Nothing is planned: all that is proven is recomputed. The gradients must be those of plain autograd. `arguments`
     returns the positional and the keyword arguments of a call, after the first.
     """
-    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    work = recomputing()
     for change in (lambda: None, *changes):
         change()
         for _ in range(2):

@@ -9,11 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from changing import SECTION, recordings
+from changing import recordings
+from recomputing import recomputing
 from torch import nn
-
-from ds_adacc.config import load
-from ds_adacc.runtime.runtime import Runtime
 
 DECORATORS = {
     "disable": torch.compiler.disable,
@@ -120,7 +118,7 @@ def forgotten():
 
 def steps(use):
     """Whether operators of two blocks are replayed. When they are recorded, plain autograd has called `use` already."""
-    work, blocks = Runtime(load({"adacc": SECTION}), stepped=True), [Block(use), Block(use)]
+    work, blocks = recomputing(), [Block(use), Block(use)]
     for step in range(4):
         if step == 2:
             settings.scale = 3.0
@@ -159,7 +157,7 @@ def test_a_result_that_depends_on_nothing_but_arguments_may_be_kept():
 
 
 def test_a_result_that_another_block_has_computed_may_be_used():
-    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    work = recomputing()
     blocks = [Block(lambda h: h * scale()), Block(lambda h: h * scale())]
     for step in range(5):
         if step == 3:
@@ -179,7 +177,7 @@ def test_a_result_that_another_block_has_computed_may_be_used():
 
 def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
     block, scaled = Block(lambda h: h * scale() + scale()), lambda: settings.__setattr__("scale", 3.0)
-    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    work = recomputing()
     for _ in range(2):
         scale.cache_clear()
         zoo.gradients(block, (torch.randn(2, 3, zoo.WIDTH),), {}, functools.partial(work.checkpoint, block))
@@ -208,7 +206,7 @@ def _second():
 def test_a_result_that_was_kept_depends_on_all_that_its_function_was_seen_to_read(number, monkeypatch):
     """The first block computes one result, the second another one; the third uses either."""
     factor_of.cache_clear()
-    work = Runtime(load({"adacc": SECTION}), stepped=True)
+    work = recomputing()
     blocks = [zoo.HolderBlock() for _ in range(3)]
     for block, own in zip(blocks, (1, 2, number), strict=True):
         block.use = lambda h, step, own=own: h * factor_of(own)

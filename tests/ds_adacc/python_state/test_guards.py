@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from any_size import Training
+from recomputing import recomputing
 from torch import nn
 
 from ds_adacc.config import load
@@ -29,16 +30,9 @@ from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
-LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
-
 
 def batch():
     return torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
-
-
-def recomputing():
-    """A runtime that never plans: all that is proven is recomputed."""
-    return Runtime(load({"adacc": LOSSLESS}), stepped=True)
 
 
 def same_bits(work, block, x, call=None, *args):

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from recomputing import recomputing
 from recorded import call_of, record
 from torch import nn
 from torch._dynamo.callback import CallbackTrigger, callback_handler
@@ -28,7 +29,6 @@ from ds_adacc.python_state.watch import Listener, Watch
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
-LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
 factor, factors = 1.0, [1.0]
 round_number = 0  # a global with the name of an attribute
 
@@ -114,7 +114,7 @@ def test_what_follows_from_data_is_not_recomputed(name):
     mul = max(op.index for op in ops if op.short_name == "mul")
     assert [op.replayable for op in ops if op.index >= mul] == [False] * (len(ops) - mul)
     assert all(op.replayable for op in ops if op.short_name in ("addmm", "gelu") and op.index < mul - 3)
-    work = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    work = recomputing()
     for seed in range(4):
         torch.manual_seed(seed)
         x = batch()
@@ -136,7 +136,7 @@ UNGUARDED = {
 
 @pytest.mark.parametrize("name", UNGUARDED)
 def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplog):
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(UNGUARDED[name])
+    work, block = recomputing(), Block(UNGUARDED[name])
     with caplog.at_level(logging.WARNING, logger="ds_adacc"):
         for _ in range(3):
             zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
@@ -309,7 +309,7 @@ def of_function(x):
 @pytest.mark.parametrize("number", [of_global, of_list, of_function])
 def test_a_global_may_change(number):
     global factor
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(number)
+    work, block = recomputing(), Block(number)
     for value in (1.0, 1.0, 3.0, 3.0):
         factor = factors[0] = value
         x = batch()
@@ -319,7 +319,7 @@ def test_a_global_may_change(number):
 
 
 def test_a_block_is_not_recorded_while_a_profiler_watches_pythons_calls(caplog):
-    work, block, told = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(lambda x: 2.0), []
+    work, block, told = recomputing(), Block(lambda x: 2.0), []
 
     def profiler(frame, event, argument):
         told.append(event)
@@ -337,7 +337,7 @@ def test_a_block_is_not_recorded_while_a_profiler_watches_pythons_calls(caplog):
 
 
 def test_cprofile_around_a_step_is_left_alone():
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(lambda x: 2.0)
+    work, block = recomputing(), Block(lambda x: 2.0)
     with cProfile.Profile() as profile:
         zoo.gradients(block, (batch(),), {}, lambda x: work.checkpoint(block, x))
     assert any("forward" in entry.code.co_name for entry in profile.getstats() if hasattr(entry.code, "co_name"))
@@ -347,7 +347,7 @@ def test_the_watch_ends_with_a_block_that_raises():
     def fail(x):
         raise ValueError("out of luck")
 
-    work = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    work = recomputing()
     with pytest.raises(ValueError, match="out of luck"):
         work.checkpoint(Block(fail), batch())
     assert sys.getprofile() is None
@@ -365,7 +365,7 @@ class Numbered(nn.Module):
 @pytest.mark.parametrize("as_function", [False, True])
 def test_an_attribute_is_not_taken_for_a_global_of_its_name(as_function, monkeypatch):
     block = Numbered()
-    runtime = Runtime(load({"adacc": LOSSLESS | {"memory_budget": 1.0}}))
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}))
     for number in range(5):
         monkeypatch.setattr(sys.modules[__name__], "round_number", number)
         if as_function:
