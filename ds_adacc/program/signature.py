@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -132,13 +133,8 @@ class Sizes(NamedTuple):
     numbers: tuple[int, ...] = ()
 
 
-class Signature(NamedTuple):
-    """What tells two calls of a block apart, besides what its function can reach.
-
-    `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
-    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
-    `held_before`: the places of the inputs that an earlier call of the same forward holds.
-    """
+class _Fields(NamedTuple):
+    """Those of `Signature`."""
 
     arguments: Hashable
     tensors: Any
@@ -147,7 +143,18 @@ class Signature(NamedTuple):
     training: bool | None = None
     held_before: tuple[int, ...] = ()
 
-    @property
+
+class Signature(_Fields):
+    """What tells two calls of a block apart, besides what its function can reach.
+
+    `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
+    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
+    `held_before`: the places of the inputs that an earlier call of the same forward holds.
+
+    What follows from these is worked out once: each new size is compared with all that a block has met.
+    """
+
+    @functools.cached_property
     def sizes(self) -> Sizes:
         """The sizes of the call's arguments."""
         looks, sharing = self.tensors
@@ -156,11 +163,19 @@ class Signature(NamedTuple):
         lengths = (*(length for look in looks for length in look.shape), *(distance for *_, distance in sharing))
         return Sizes(lengths, tuple(numbers))
 
+    @functools.cached_property
+    def without_sizes(self) -> tuple[Hashable, tuple[int, ...]]:
+        """What it says apart from sizes; and the sizes of tensors inside objects."""
+        looks, sharing = self.tensors
+        inner: list[int] = []
+        pattern = tuple((number, earlier) for number, earlier, _ in sharing)
+        arguments = _opened(_without_numbers(self.arguments, []), inner)
+        return self._replace(arguments=arguments, tensors=(_opened(looks, []), pattern)), tuple(inner)
+
 
 def apart(signature: Signature) -> tuple[Hashable, tuple[int, ...]]:
     """What a call's signature says apart from sizes; and all sizes, with numbers and lengths of tensors in objects."""
-    inner: list[int] = []
-    others, sizes = _without_sizes(signature, inner), signature.sizes
+    (others, inner), sizes = signature.without_sizes, signature.sizes
     return others, (*sizes.lengths, *sizes.numbers, *inner)
 
 
@@ -174,19 +189,11 @@ def differ_in_sizes(one: Signature, other: Signature) -> bool:
     mine, its = one.sizes, other.sizes
     if mine == its:
         return False
-    inner: tuple[list[int], list[int]] = [], []
-    if _without_sizes(one, inner[0]) != _without_sizes(other, inner[1]):
+    (my_others, my_inner), (its_others, its_inner) = one.without_sizes, other.without_sizes
+    if my_others != its_others:
         return False
     follow = set(zip(mine.lengths, its.lengths, strict=True))
-    return all(a == b or (a, b) in follow for a, b in zip(*inner, strict=True))
-
-
-def _without_sizes(signature: Signature, inner: list[int]) -> Hashable:
-    """The signature apart from sizes. Those of tensors inside objects are appended to `inner`."""
-    looks, sharing = signature.tensors
-    pattern = tuple((number, earlier) for number, earlier, _ in sharing)
-    arguments = _opened(_without_numbers(signature.arguments, []), inner)
-    return signature._replace(arguments=arguments, tensors=(_opened(looks, []), pattern))
+    return all(a == b or (a, b) in follow for a, b in zip(my_inner, its_inner, strict=True))
 
 
 def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
