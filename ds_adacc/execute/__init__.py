@@ -47,8 +47,8 @@ E11. A number that keeps changing is guarded for three values, a container whose
 E12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that
     fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
     one before it could be taken for that.
-E13. Nothing of a block outlives its modules: its variants hold their parameters, and whoever still knows the block must
-    not keep a model alive that the program has deleted. Parameters that a function holds itself are never kept alive.
+E13. Nothing of a block outlives its modules: whoever still knows the block must not keep a model alive that the program
+    has deleted. Parameters are not kept alive either, but by a call until its backward: the program may replace them.
 E14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
     Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.
 E15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is

@@ -52,7 +52,7 @@ class Block:
         self._modules: list[weakref.ref[nn.Module]] = []
 
     def live_with(self, modules: Iterable[nn.Module]) -> None:
-        """Forget all variants, and with them the parameters, as soon as one of the modules is gone (Rule E13)."""
+        """Forget all variants as soon as one of the modules is gone (Rule E13)."""
         myself = weakref.ref(self)
 
         def forget(_: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,24 +14,24 @@ def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 class Parameters(Sequence[torch.Tensor]):
-    """Parameters by index. Those in `loose` belong to no module of the block, and are not kept alive.
+    """Parameters by index. They are not kept alive.
 
-    What is known of a block is forgotten with its modules. A function that holds parameters itself is made anew at
-    every forward, so nothing tells when its model is gone.
+    The program may replace a layer of the block, or only its weight, while the variants of the block wait for calls
+    with the old one. A function that holds parameters itself is made anew at every forward, so nothing tells when its
+    model is gone.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], loose: Collection[torch.Tensor]) -> None:
-        numbers = {id(parameter) for parameter in loose}
-        self._held = [weakref.ref(each) if id(each) in numbers else each for each in parameters]
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._references = [*map(weakref.ref, parameters)]
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._references)
 
     def __getitem__(self, index: int) -> torch.Tensor:  # type: ignore[override]
-        held = self._held[index]
-        parameter = held() if isinstance(held, weakref.ref) else held
+        parameter = self._references[index]()
         if parameter is None:
             raise RuntimeError(
-                "a parameter of this block is gone, as its model was deleted; keep the model until backward has ended"
+                "a parameter of this block is gone: it was replaced, or its model was deleted; keep the model until "
+                "backward has ended"
             )
         return parameter

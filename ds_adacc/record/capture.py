@@ -157,7 +157,8 @@ def capture(name: str, call: BlockCall) -> Capture:
     try:  # Rule R13: the output is good, whether there is a recording or not
         recording = _sound(recorder.recording(discarded, call.arguments))
         recording = without_inaccessible(_found_again(recording, output, began))
-        recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, recording.parameters)
+        parameters = tuple(recording.parameters)  # kept alive: the forward may have put others in their place
+        recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, parameters)
         recording = recorder.draft.labels.give(assign_roles(recording, recorder.draft.known.tensors))
     except Unrecordable as failure:
         reason = str(failure)

@@ -94,7 +94,7 @@ class Draft:
             tuple(known.values),
             tuple(self._ops),
             tuple(self._positions),
-            Parameters((*known.parameters, *others), self._closure.tensors),
+            Parameters((*known.parameters, *others)),
             tuple(known.buffers),
             tuple(self._remarks),
             self.has_hooks,

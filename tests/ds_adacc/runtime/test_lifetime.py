@@ -1,5 +1,6 @@
 """Nothing outlives its model: its weights are freed as soon as it is deleted, without Python's cyclic collector."""
 
+import copy
 import functools
 import logging
 import weakref
@@ -7,6 +8,7 @@ import weakref
 import pytest
 import torch
 import zoo
+from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -69,6 +71,40 @@ def assert_freed(work, make, model, steps, stepped):
         step(work, make(block), seed, stepped)
     del block
     assert not [weight for weight in weights if weight() is not None]
+
+
+@pytest.mark.parametrize("section", [LOSSLESS, LOSSY], ids=["lossless", "lossy"])
+def test_weights_are_freed_when_others_take_their_place(section, uncollected):
+    work, block = Runtime(load({"adacc": section}), stepped=True), zoo.GPTBlock()
+    step(work, block)
+    for seed in (1, 2, 3):
+        weights = [weakref.ref(parameter) for parameter in (*block.fc1.parameters(), block.fc2.weight)]
+        block.fc1 = nn.Linear(zoo.WIDTH, 4 * zoo.WIDTH)
+        block.fc2.weight = nn.Parameter(block.fc2.weight.detach().clone())
+        assert not [weight for weight in weights if weight() is not None]
+        step(work, block, seed)
+
+
+class Replacing(zoo.Tiny):
+    """Puts another frozen weight in place at each forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.rand(4, 4), requires_grad=False)
+
+    def forward(self, x):
+        x = super().forward(x @ self.frozen)
+        self.frozen = nn.Parameter(self.frozen * 0.5, requires_grad=False)
+        return x
+
+
+def test_a_weight_that_its_own_forward_replaces_lives_until_backward():
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Replacing()
+    plain, served = copy.deepcopy(block), functools.partial(work.checkpoint, block)
+    x = torch.randn(2, 4, requires_grad=True)
+    for _ in range(3):
+        expected, found = (torch.autograd.grad(run(x).sum(), x) for run in (plain, served))
+        assert torch.equal(*expected, *found)
 
 
 def wave(x, weight, bias):
