@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 
 import torch
 
@@ -30,9 +31,10 @@ def call_of(block, *args, **kwargs):
 
 
 def captured(block, *args, **kwargs):
-    """One forward, captured."""
+    """One forward, captured. The recording keeps the parameters alive: the test may have no other use of the block."""
     found = capture("block", call_of(block, *args, **kwargs))
     assert found.recording is not None, found.reason
+    found.recording = replace(found.recording, parameters=tuple(found.recording.parameters))
     return found
 
 
