@@ -17,7 +17,7 @@ _PACKAGES = ("ds_adacc", "torch", "deepspeed", "numba", *CUPY, *_KERNELS)
 
 
 def cache_folder() -> Path:
-    """ds_adacc/ under XDG_CACHE_HOME, or ~/.cache. Raises RuntimeError for a user without a home."""
+    """ds_adacc/ under XDG_CACHE_HOME, or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ds_adacc"
 
 

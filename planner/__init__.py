@@ -23,6 +23,11 @@ Read the files in this order:
 The planner needs python-mip and knows neither torch nor what a codec does.
 """
 
+try:
+    import mip  # noqa: F401
+except RuntimeError as error:  # it looks for its settings in the user's home folder
+    raise RuntimeError(f"python-mip, the solver, cannot be imported: {error} Set HOME to a folder") from error
+
 from ds_adacc.planner.baselines import (
     Baseline,
     compress_policy,

@@ -38,6 +38,12 @@ def test_importing_the_planner_loads_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_without_a_home_folder_it_is_told_what_to_set():
+    homeless = "import pathlib\ndef home():\n    raise RuntimeError('No home.')\npathlib.Path.home = home\n"
+    told = subprocess.run([sys.executable, "-c", homeless + "import ds_adacc.planner"], capture_output=True, text=True)
+    assert told.stderr.endswith("python-mip, the solver, cannot be imported: No home. Set HOME to a folder\n")
+
+
 def test_doctor_itself_needs_no_package_that_it_looks_for():
     code = "import sys, ds_adacc.cli.doctor; print([m for m in ('torch', 'mip', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -77,7 +77,7 @@ def findings() -> list[Finding]:
 def cache_size() -> dict[str, Any]:
     """The profile cache at its default path: its "path", the file's "bytes", and how many "profiles" it holds.
 
-    Raises sqlite3.Error or OSError for a file that cannot be read, RuntimeError for a user without a home.
+    Raises sqlite3.Error or OSError for a file that cannot be read.
     """
     from ds_adacc.profile.cache import ProfileCache, default_path
 

@@ -40,21 +40,13 @@ Result = TypeVar("Result")
 
 
 def default_path() -> Path:
-    """`profiles.sqlite` in the user's cache folder. Raises RuntimeError for a user without a home."""
+    """`profiles.sqlite` in the user's cache folder."""
     return cache_folder() / "profiles.sqlite"
 
 
-def open_default() -> ProfileCache | None:
-    """The cache at `default_path`; for a user without a home None, after a warning."""
-    try:
-        return ProfileCache(default_path())
-    except RuntimeError as error:
-        text = (
-            "the profile cache has no folder (%s): this run measures every block and keeps no profile; "
-            "to keep them, set XDG_CACHE_HOME to a folder that you may write to"
-        )
-        get_logger().warning(text, str(error))
-        return None
+def open_default() -> ProfileCache:
+    """The cache at `default_path`."""
+    return ProfileCache(default_path())
 
 
 def profile_key(

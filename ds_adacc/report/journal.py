@@ -57,23 +57,13 @@ class Journal:
     def of_this_run(cls) -> Journal:
         """A journal at `default_path`; of a further engine in the same second, at that with a number.
 
-        Of the journals in the folder the oldest are deleted, so that there are at most `_KEPT`. A user without a home
-        folder gets a warning and no journal.
+        Of the journals in the folder the oldest are deleted, so that there are at most `_KEPT`.
         """
-        try:
-            path = default_path(datetime.now(), os.getpid())
-            further = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
-            free = (each for each in itertools.chain([path], further) if not os.path.exists(each))  # never raises
-            path = next(free)
-            _delete_oldest()
-            return cls(path)
-        except RuntimeError as error:
-            text = (
-                "the run goes on without a journal, so `ds_adacc report` will not show it: %s. To have one, set "
-                "XDG_CACHE_HOME to a folder that you may write to"
-            )
-            get_logger().warning(text, str(error))
-            return cls(None)
+        path = default_path(datetime.now(), os.getpid())
+        further = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+        free = next(each for each in itertools.chain([path], further) if not os.path.exists(each))  # never raises
+        _delete_oldest()
+        return cls(free)
 
     def write(self, event: str, **fields: object) -> None:
         """Add a line with "event", "time" (ISO 8601, with the zone) and the fields.
