@@ -235,7 +235,8 @@ def as_block(predicted: Recording, like: Recording) -> Recording:
         own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
         ops = _with_arguments(own, [substitute_numbers(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
     twin = replace(predicted, name=like.name, parameters=like.parameters, buffers=like.buffers, ops=ops)
-    twin.__dict__["digest"] = predicted.digest  # which blocks of one type share; hashing takes a millisecond
+    # To work these out takes a millisecond: blocks of one type share the digest, and the constants are the block's.
+    twin.__dict__.update(digest=predicted.digest, constants=like.constants)
     return twin
 
 
