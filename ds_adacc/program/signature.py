@@ -151,10 +151,9 @@ class Signature(_Fields):
     `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
     `held_before`: the places of the inputs that an earlier call of the same forward holds.
 
-    What follows from these is worked out once: each new size is compared with all that a block has met.
     """
 
-    @functools.cached_property
+    @property
     def sizes(self) -> Sizes:
         """The sizes of the call's arguments."""
         looks, sharing = self.tensors
@@ -165,7 +164,10 @@ class Signature(_Fields):
 
     @functools.cached_property
     def without_sizes(self) -> tuple[Hashable, tuple[int, ...]]:
-        """What it says apart from sizes; and the sizes of tensors inside objects."""
+        """What it says apart from sizes; and the sizes of tensors inside objects.
+
+        It is worked out once, as each new size is compared with all those that the block has met.
+        """
         looks, sharing = self.tensors
         inner: list[int] = []
         pattern = tuple((number, earlier) for number, earlier, _ in sharing)
