@@ -68,9 +68,10 @@ class Block:
         return self.name.split(" ")[-1]
 
     @property
-    def kind(self) -> tuple[str, tuple[type, ...]]:
-        """The classes of its modules; of a function, its name too."""
-        classes = tuple(class_of(reference()) for reference in self._modules)
+    def kind(self) -> tuple[str, tuple[type | None, ...]]:
+        """The classes of its modules, None for one that is gone; of a function, its name too."""
+        modules = (reference() for reference in self._modules)
+        classes = tuple(None if module is None else class_of(module) for module in modules)
         return ("" if len(classes) == 1 else self.name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
@@ -93,7 +94,7 @@ class Block:
         """
         found: dict[str, tuple[Variant, Sizes]] = {}
         for known, variant in self._variants:
-            if variant.recording is not None and variant.holds(guards) and differ_in_sizes(known, signature):
+            if variant.is_recorded and variant.holds(guards) and differ_in_sizes(known, signature):
                 found.setdefault(variant.digest, (variant, known.sizes))
         return found
 
@@ -146,7 +147,7 @@ class Block:
         """
 
         def is_outdated(other: Variant) -> bool:
-            graphs = () if other.recording is None else other.recording.graphs
+            graphs = other.recording.graphs if other.is_recorded else ()
             return other is variant or any(run.cls in outdated for run in graphs)
 
         if self._drop(is_outdated):
@@ -184,7 +185,7 @@ class Block:
 
     def to_plain(self) -> dict[str, Any]:
         """The name, the variants with a recording, and after them those of the resumed run that were not recalled."""
-        known = [*(variant for variant in self.variants() if variant.recording is not None), *self._past][:_VARIANTS]
+        known = [*(variant for variant in self.variants() if variant.is_recorded), *self._past][:_VARIANTS]
         on_host: dict[int, torch.Tensor] = {}
         return {"name": self.name, "records": [variant.to_plain(on_host) for variant in known]}
 

@@ -70,6 +70,4 @@ class BlockRegistry:
 
     def variants(self) -> list[tuple[Block, Variant]]:
         """The variants of all blocks that have a recording, each with its block."""
-        return [
-            (block, variant) for block in self.all() for variant in block.variants() if variant.recording is not None
-        ]
+        return [(block, variant) for block in self.all() for variant in block.variants() if variant.is_recorded]

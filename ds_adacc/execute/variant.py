@@ -39,7 +39,6 @@ class Variant:
 
     `guards`: the marks of what it depends on when it was recorded; None: any will do.
     `digest`: that of its recording, which names its block type.
-    `recording`: its program; None if the block could not be recorded, and then it runs under plain autograd.
     `policy`: what its calls run now: the plan's policy, or one that recomputes all it can while the plan's is on trial.
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
@@ -54,7 +53,6 @@ class Variant:
 
     guards: Guards | None = None
     digest: str = ""
-    recording: Recording | None = None
     policy: planner.Policy | None = None
     trial: Trial | None = None
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -65,6 +63,7 @@ class Variant:
     has_varied_numbers: bool = False
     is_unseen: bool = False
     failures: int = 0
+    _recording: Recording | None = field(default=None, repr=False)
     _bind: Callable[[Variant], BoundPolicy] | None = field(default=None, repr=False)
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
@@ -77,6 +76,21 @@ class Variant:
         failures = 1 if earlier is None else earlier.failures + 1
         return cls(guards if failures < _ATTEMPTS else None, failures=failures)
 
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it has a recording. A block that could not be recorded runs under plain autograd."""
+        return self._recording is not None
+
+    @property
+    def recording(self) -> Recording:
+        """Its program. Ask only a variant that `is_recorded`."""
+        assert self._recording is not None
+        return self._recording
+
+    @recording.setter
+    def recording(self, recording: Recording) -> None:
+        self._recording = recording
+
     def bind_later(self, bind: Callable[[Variant], BoundPolicy]) -> None:
         """From the next call on, run under what `bind` returns for this variant.
 
@@ -85,10 +99,11 @@ class Variant:
         self._bind, self._bound = bind, None
 
     @property
-    def bound(self) -> BoundPolicy | None:
-        """Its policy, ready to run, bound now if it is new; None if there is no recording."""
+    def bound(self) -> BoundPolicy:
+        """Its policy, ready to run, bound now if it is new. Ask only a variant that `is_recorded`."""
         if self._bind is not None:
             self._bound, self._bind = self._bind(self), None
+        assert self._bound is not None  # a recorded variant gets a policy before its first call
         return self._bound
 
     def note_outliers(self, index: int, order: torch.Tensor, count: torch.Tensor, is_finite: torch.Tensor) -> None:
@@ -111,13 +126,13 @@ class Variant:
         return Variant(
             guards,
             digest,
-            recording,
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             ignored=self.ignored,
             doubt=self.doubt,
             is_predicted=True,
             is_unseen=True,
+            _recording=recording,
         )
 
     def to_plain(self, on_host: dict[int, torch.Tensor]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class CurrentPass:
 
     def begin_call(self, digest: str) -> AliveCall:
         """A call of this block type begins."""
-        forward = self._forward and self._forward()
+        forward = None if self._forward is None else self._forward()
         if forward is None:
             forward = Forward(self._note_backward)
             self._forward = weakref.ref(forward)
@@ -80,7 +80,7 @@ class CurrentPass:
 
         If the output has no graph, nothing shows when autograd frees what the call has saved.
         """
-        nodes = {tensor.grad_fn for tensor in tensors_in(output)} - {None}
+        nodes = {node for tensor in tensors_in(output) if (node := tensor.grad_fn) is not None}
         if not nodes:
             self._holds_unknown = True
         for node in nodes:

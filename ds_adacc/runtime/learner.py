@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
@@ -10,9 +11,10 @@ from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.program.signature import Signature
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example
-from ds_adacc.python_state.guards import unreadable
+from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_state.watch import Watch
@@ -65,29 +67,30 @@ class Learner:
         guards = {**captured.watch.reads.marks, **incoming.guards}
         block.places.update(captured.watch.reads.places)
         earlier = block.latest(signature)
-        if captured.recording is None:
+        recording = captured.recording
+        if recording is None:
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, earlier))
             return Learned(captured)
-        captured.recording = captured.recording.with_held_before(signature.held_before)
-        recalled = block.recall(captured.recording) if earlier is None else None
+        recording = captured.recording = recording.with_held_before(signature.held_before)
+        recalled = block.recall(recording) if earlier is None else None
         variant = recalled or Variant()
         variant.guards = guards
-        if earlier is not None and earlier.recording is not None:
+        if earlier is not None and earlier.is_recorded:
             self._succeed(block, variant, earlier)
         block.note_changes(guards)
         self._warnings.changed_again(block, variant)
-        self._doubt(block, signature, variant, captured)
-        self._note_computed(variant, captured.watch)
-        self._tell_limits(block, captured)
-        variant.recording = captured.recording.doubted(variant.doubt)
-        variant.digest = variant.recording.digest
+        self._doubt(incoming, guards, variant, recording, captured.watch)
+        self._note_computed(guards, captured.watch)
+        self._tell_limits(block, recording, captured.watch)
+        recording = variant.recording = recording.doubted(variant.doubt)
+        variant.digest = recording.digest
         if earlier is not None and earlier.digest == variant.digest:
             variant.outliers = dict(earlier.outliers)
         with budget.aside():
-            known = self._known_type(incoming, captured, variant)
+            known = self._known_type(incoming, captured, recording, block.relatives(signature, guards))
         step = controller.step
-        controller.note_call(block, variant.recording, incoming.call.inputs)
+        controller.note_call(block, recording, incoming.call.inputs)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         outliers_are_new = recalled is None or is_verified_anew
@@ -102,58 +105,63 @@ class Learner:
         if variant.doubt and not earlier.doubt:
             self._warnings.doubtful(block, variant.doubt)
 
-    def _doubt(self, block: Block, signature: Signature, variant: Variant, captured: Capture) -> None:
+    def _doubt(self, incoming: Incoming, guards: Guards, variant: Variant, recording: Recording, watch: Watch) -> None:
         """Doubt the variant if the block depends on what no guard watches: then nothing of it is replayed."""
-        remedy = None
-        unwatched = captured.watch.unguarded or unreadable((signature, variant.guards))
-        if unwatched is None and captured.recording.runs_compiled and block.keeps_changing_graphs:
+        block, remedy = incoming.block, None
+        unwatched = watch.unguarded or unreadable((incoming.signature, guards))
+        if unwatched is None and recording.runs_compiled and block.keeps_changing_graphs:
             unwatched, remedy = _KEEPS_CHANGING, _FEWER_GRAPHS
-        if unwatched is None and not any(each.recording is not None and not each.doubt for each in block.variants()):
-            unwatched, remedy = self._guard_kept_results(block, variant, captured.watch), _CONSTANT_RESULT
+        if unwatched is None and not any(each.is_recorded and not each.doubt for each in block.variants()):
+            unwatched, remedy = self._guard_kept_results(block, guards, watch), _CONSTANT_RESULT
         if unwatched is not None:
             variant.doubt = unwatched
             self._warnings.doubtful(block, unwatched, remedy)
 
-    def _guard_kept_results(self, block: Block, variant: Variant, watch: Watch) -> str | None:
-        """Guard what those results depend on that functions had kept, and that the block has used.
+    def _guard_kept_results(self, block: Block, guards: Guards, watch: Watch) -> str | None:
+        """Add to the guards what those results depend on that functions had kept, and that the block has used.
 
         If they were computed while another block was recorded, that is all that the other has read. If not, nothing
         tells what it is: returns the function.
         """
-        for name, code in kept_results(variant.guards or {}).items():
+        for name, code in kept_results(guards).items():
             if not watch.has_seen(code):
                 if id(code) not in self._computed:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
                 _, places = self._computed[id(code)]
                 block.places.update(places)
-                variant.guards = {**marks_of(places), **(variant.guards or {})}
+                guards.update({**marks_of(places), **guards})
         return None
 
-    def _note_computed(self, variant: Variant, watch: Watch) -> None:
+    def _note_computed(self, guards: Guards, watch: Watch) -> None:
         """Keep what was read where results were computed which their function may keep: another block may use them."""
-        codes = [mark.code for mark in (variant.guards or {}).values() if isinstance(mark, KeptResults)]
+        codes = [mark.code for mark in guards.values() if isinstance(mark, KeptResults)]
         for code in codes:
             if code is not None and watch.has_seen(code):
                 _, places = self._computed.setdefault(id(code), (code, {}))
                 places.update(watch.reads.places)
 
-    def _tell_limits(self, block: Block, captured: Capture) -> None:
+    def _tell_limits(self, block: Block, recording: Recording, watch: Watch) -> None:
         """Warn of what runs in the block over which no plan decides."""
-        if captured.recording.hides_compiled:
+        if recording.hides_compiled:
             self._warnings.compiled(block)
-        for op in captured.recording.graph_ops:
+        for op in recording.graph_ops:
             if op.refusal:
                 self._warnings.never_recomputed(block, op.short_name, op.refusal)
-        checkpoint = checkpoint_inside(captured.watch)
+        checkpoint = checkpoint_inside(watch)
         if checkpoint is not None:
             self._warnings.checkpoints_inside(block, checkpoint)
 
-    def _known_type(self, incoming: Incoming, captured: Capture, variant: Variant) -> KnownType:
-        """The block type of a variant, measured if it is new."""
-        block, signature, recording = incoming.block, incoming.signature, variant.recording
+    def _known_type(
+        self,
+        incoming: Incoming,
+        captured: Capture,
+        recording: Recording,
+        relatives: Mapping[str, tuple[Variant, Sizes]],
+    ) -> KnownType:
+        """The block type of a recording, measured if it is new. `relatives`: as of `Block.relatives`."""
+        block, signature = incoming.block, incoming.signature
         agreement, symbolic_types = self._controller.agreement, self._controller.new_sizes.symbolic_types
         # Constants that are computed from the sizes make it another program at each size.
-        relatives = block.relatives(signature, variant.guards)
         constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
         alike = [name for name, its in constants.items() if its == recording.constants]
         example = Example(signature.sizes, recording)
@@ -190,7 +198,8 @@ class Learner:
         """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""
         for index in known.outlier_values:
             if index in variant.outliers and not anew:
-                variant.outliers[index] = tuple(each.to(tensors[index].device) for each in variant.outliers[index])
+                (order, count), device = variant.outliers[index], tensors[index].device
+                variant.outliers[index] = order.to(device), count.to(device)
             else:
                 variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:

@@ -39,14 +39,15 @@ class PlannedCalls:
 
     def run(self, incoming: Incoming, variant: Variant) -> Any:
         """Run the call, and pack what its forward saves."""
-        block, bound = incoming.block, variant.bound
-        if bound is None or bound.prefetcher is None:
+        if not variant.is_recorded:
             self._binder.pass_over()
-        if bound is None:
             return incoming.call.run()
-        self._controller.note_call(block, variant.recording, incoming.call.inputs)
+        block, bound = incoming.block, variant.bound
+        if bound.prefetcher is None:
+            self._binder.pass_over()
+        self._controller.note_call(block, bound.recording, incoming.call.inputs)
         step = self._controller.step
-        is_followed = self._is_to_follow(incoming, variant)
+        is_followed = self._is_to_follow(incoming, variant, bound)
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
             self._controller.agreement.inputs.refuse_alone(block.name, reason)
@@ -60,15 +61,15 @@ class PlannedCalls:
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
             return output
-        return self._run_with_hooks(incoming, variant, is_followed)
+        return self._run_with_hooks(incoming, variant, bound, is_followed)
 
-    def _run_with_hooks(self, incoming: Incoming, variant: Variant, is_followed: bool) -> Any:
-        step, bound = self._controller.step, variant.bound
+    def _run_with_hooks(self, incoming: Incoming, variant: Variant, bound: BoundPolicy, is_followed: bool) -> Any:
         probe = self._probe(incoming, variant)
         call, pack, done = self._begin(
             incoming,
             variant,
-            step.is_tracking,
+            bound,
+            self._controller.step.is_tracking,
             noted=None,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
@@ -104,7 +105,7 @@ class PlannedCalls:
         probe = self._probe(incoming, variant)
         tracking = step.is_tracking and not learned.outliers_are_new
         call, pack, done = self._begin(
-            incoming, variant, tracking, noted, times_forward=False, times_backward=probe is None
+            incoming, variant, variant.bound, tracking, noted, times_forward=False, times_backward=probe is None
         )
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted
@@ -125,12 +126,13 @@ class PlannedCalls:
             output = probe.watch(output)
         done(output)
         if call.diverged:
+            assert call.alive is not None  # `_begin` has counted it
             self._controller.step.current_pass.note_plain(call.alive, output)
         return output
 
-    def _is_to_follow(self, incoming: Incoming, variant: Variant) -> bool:
+    def _is_to_follow(self, incoming: Incoming, variant: Variant, bound: BoundPolicy) -> bool:
         """Whether the call replays operators of a predicted program, and it was not seen that the block runs it."""
-        if variant.is_unseen and variant.bound.segments:
+        if variant.is_unseen and bound.segments:
             variant.is_unseen = not self._seen.include(incoming, variant)
             return variant.is_unseen
         return False
@@ -143,6 +145,7 @@ class PlannedCalls:
         self,
         incoming: Incoming,
         variant: Variant,
+        bound: BoundPolicy,
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None,
         times_forward: bool,
@@ -153,10 +156,9 @@ class PlannedCalls:
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
-        bound, inputs = variant.bound, incoming.call.inputs
-        assert bound is not None
-        step = self._controller.step
+        step, inputs = self._controller.step, incoming.call.inputs
         observer, alive = step.observer, step.current_pass.begin_call(variant.digest)
+        ticket = None
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward)
@@ -169,9 +171,10 @@ class PlannedCalls:
             agreement = self._controller.agreement
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
-        if observer is None:
+        if observer is None or ticket is None:
             return call, pack, _nothing
-        return call, *observer.watch(ticket, call, inputs, pack)
+        watched, done = observer.watch(ticket, call, inputs, pack)
+        return call, watched, done
 
     def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
         """A call of the block has run other graphs than the recorded ones, or with other numbers."""

@@ -35,7 +35,7 @@ from ds_adacc.program.signature import (
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import Closure, closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
-from ds_adacc.python_state.reading import UnreadableModule
+from ds_adacc.python_state.reading import Reading, UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
@@ -142,15 +142,15 @@ class Runtime:
         try:
             self._thread = threading.get_ident()
             self.controller.begin_call()
-            held = self._read(block, closure)
-            if held is None:
+            read = self._read(block, closure)
+            if read is None:
                 return function(*args, **kwargs)
-            guards = block.last_reading.marks
+            reading, held = read
             shared = aliases(tensors, [*inner, *held])
             training, held_before = getattr(owner, "training", None), self.controller.held_before(tensors)
             signature = Signature(key, describe(tensors), shared, ambient(), training, held_before)
             call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
-            return self._record_or_run(Incoming(block, signature, guards, call))
+            return self._record_or_run(Incoming(block, signature, reading.marks, call))
         except BaseException:
             self.controller.step.drop_pass()
             raise
@@ -158,14 +158,15 @@ class Runtime:
             self._thread = None
             self._is_taken.release()
 
-    def _read(self, block: Block, closure: Closure) -> list[torch.Tensor] | None:
-        """Read what the block holds, as its `last_reading`. Returns the tensors in it; None if it cannot be read."""
+    def _read(self, block: Block, closure: Closure) -> tuple[Reading, list[torch.Tensor]] | None:
+        """Read what the block holds, which is its `last_reading` then, and the tensors in it. None if it cannot be."""
         try:
-            block.last_reading, held = closure.read(marks_of(block.places), block.last_reading)
+            read = closure.read(marks_of(block.places), block.last_reading)
         except UnreadableModule as reason:
             self.warnings.fallen_back(block, str(reason))
             return None
-        return held
+        block.last_reading = read[0]
+        return read
 
     def _is_left_alone(self, block: Block) -> bool:
         """Whether the call of the block that begins now runs as if there were no ds_adacc.
@@ -240,7 +241,7 @@ class Runtime:
         The first calls of a step come while few other tensors are held.
         """
         step = self.controller.step
-        return step.is_tracking and variant.recording is not None and variant.digest not in step.verified
+        return step.is_tracking and variant.is_recorded and variant.digest not in step.verified
 
     # -- checkpoints
 

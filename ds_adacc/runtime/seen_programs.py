@@ -6,13 +6,13 @@ import operator
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.program.signature import apart
-from ds_adacc.python_state.guards import token, without_identity
+from ds_adacc.python_state.guards import Guards, token, without_identity
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 
@@ -62,7 +62,7 @@ class SeenPrograms:
         program = self._controller.new_sizes.symbolic_types.of(variant.digest)
         others, lengths = apart(incoming.signature)
         parameters = tuple(map(token, recording.parameters))
-        way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(block)
+        way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(incoming)
         return program, block, way, lengths
 
     def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
@@ -73,21 +73,22 @@ class SeenPrograms:
         """
         recording, block = variant.recording, incoming.block
         arguments = incoming.signature._replace(tensors=None)
-        return recording.digest, recording.constants, block.kind, arguments, self._marks_of(block)
+        return recording.digest, recording.constants, block.kind, arguments, self._marks_of(incoming)
 
-    def _marks_of(self, block: Block) -> Hashable:
-        blocks = self._controller.blocks.all()
-        alike = [each for each in blocks if each.kind == block.kind and each.last_reading is not None]
-        of = (block.last_reading, len(alike))
+    def _marks_of(self, incoming: Incoming) -> Hashable:
+        block, guards = incoming.block, incoming.guards
+        readings = (each.last_reading for each in self._controller.blocks.all() if each.kind == block.kind)
+        alike = [reading.marks for reading in readings if reading is not None]
+        of = (guards, len(alike))
         known = self._marks.get(block)
         if known is None or known[0] != of:
-            known = self._marks[block] = of, _marks(block, alike)
+            known = self._marks[block] = of, _marks(guards, alike)
         return known[1]
 
 
-def _marks(block: Block, alike: list[Block]) -> Hashable:
-    of_all = [each.last_reading.marks for each in alike]
-    marks = {name: mark for name, mark in block.last_reading.marks.items() if not _is_wrapper(mark)}
+def _marks(guards: Guards, of_all: Sequence[Guards]) -> Hashable:
+    """What of these marks tells blocks apart. `of_all`: those of all blocks of the kind."""
+    marks = {name: mark for name, mark in guards.items() if not _is_wrapper(mark)}
     return tuple([(name, without_identity(mark)) for name, mark in marks.items() if not _counts(name, mark, of_all)])
 
 
@@ -100,14 +101,11 @@ def _counts(name: str, mark: Hashable, of_all: Sequence[Mapping[str, Hashable]])
     """Whether this mark is a number that counts the layers: in all of them together it has consecutive values."""
     if not _is_whole(mark) or len(of_all) < 2:
         return False
-    marks = [each.get(name) for each in of_all]
-    if not all(map(_is_whole, marks)):
-        return False
-    numbers = sorted(mark[1] for mark in marks)
-    return numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    numbers = sorted(other[1] for other in (each.get(name) for each in of_all) if _is_whole(other))
+    return len(numbers) == len(of_all) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def _is_whole(mark: Hashable) -> bool:
+def _is_whole(mark: Hashable) -> TypeGuard[tuple[type[int], int]]:
     return type(mark) is tuple and len(mark) == 2 and mark[0] is int
 
 
@@ -155,7 +153,9 @@ class SeenLengths:
 
         What was seen before the program had its latest example does not count: other numbers were predicted then.
         """
-        seen = None if program is None else self._seen.get(program, {}).get(block, {}).get(way)
+        if program is None:
+            return False
+        seen = self._seen.get(program, {}).get(block, {}).get(way)
         return seen is not None and seen.examples == program.program.examples and seen.covers(lengths)
 
     def add(self, program: SymbolicType | None, block: Block, way: Hashable, lengths: Lengths) -> None:

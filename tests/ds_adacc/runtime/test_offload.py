@@ -91,7 +91,8 @@ def test_a_call_too_small_to_offload_still_compresses():
     group = planner.CodecCost("group", 16, 0.0, 0.0, 0.1, 0, gradient_error=0.1)
     costs = [(group, planner.CodecCost.offload(64, 0.0, 0.0)) if v == index else () for v in range(len(retained))]
     larger = replace(profile_of(recording), codecs=tuple(costs))  # of a size at which the value may be offloaded
-    binder, variant = Binder(codecs), Variant(recording=recording)
+    binder, variant = Binder(codecs), Variant()
+    variant.recording = recording
     binder.device = torch.device("cpu")
     for policy in (here, away):
         assert binder.has_all_losses(variant, policy, larger)
