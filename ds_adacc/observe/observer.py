@@ -64,7 +64,7 @@ class Observer:
         `inputs`: the tensors among the block's arguments.
         """
         profiler, nodes = self._profiler, []
-        if ticket.moments is not None:
+        if profiler is not None and ticket.moments is not None:
             given = (value for value in call.bound.recording.inputs if value.requires_grad)
             ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
             nodes = profiler.note_end(ticket.moments, inputs)
@@ -182,5 +182,5 @@ def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:
         if known is not None:
             known.begin_backward()
 
-    for node in {tensor.grad_fn for tensor in tensors_in(output)} - {None}:
+    for node in {node for tensor in tensors_in(output) if (node := tensor.grad_fn) is not None}:
         node.register_prehook(begin)

@@ -143,16 +143,20 @@ class StepProfiler:
 
         None if the trace runs on, as on another thread than the one that has begun it: `close` stops it later.
         """
-        if self._trace is None:
+        trace = self._trace
+        if trace is None:
             return []
-        if not self._trace.stop():
+        if not trace.stop():
             return None
         self._remove_hooks()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        complete = [call for call in self._calls if call.ended is not None and call.backward is not None]
-        complete.sort(key=lambda call: call.backward.host)
-        return [self._measured(call, self._end(call)) for call in complete]
+        calls = ((call, call.ended, call.backward) for call in self._calls)
+        complete = [
+            (each, ended, backward) for each, ended, backward in calls if ended is not None and backward is not None
+        ]
+        complete.sort(key=lambda each: each[2].host)
+        return [self._measured(trace, *each) for each in complete]
 
     def _remove_hooks(self) -> None:
         """Remove the hooks of `note_end`: a leaf keeps them as long as it lives."""
@@ -160,23 +164,26 @@ class StepProfiler:
             hook.remove()
         self._hooks = []
 
-    def _end(self, call: CallMoments) -> Moment | None:
-        """When the call's backward ended, or the next forward or backward of a call began.
+    def _end(self, call: CallMoments, backward: Moment) -> Moment | None:
+        """When the call's backward, which began then, has ended; or the next forward or backward of a call began.
 
         In a pipeline, forwards run between backwards. An input that many blocks read gets its gradient long after.
         """
         begun = [at for other in self._calls for at in (other.began, other.backward)]
-        later = (at for at in (*begun, call.finished) if at is not None and at.host > call.backward.host)
+        later = (at for at in (*begun, call.finished) if at is not None and at.host > backward.host)
         return min(later, key=lambda at: at.host, default=None)
 
-    def _measured(self, call: CallMoments, end: Moment | None) -> Measured:
-        forward = self._trace.growth(call.began.mark, call.ended.mark)
-        backward = None
-        if end is not None:
-            backward = self._trace.transient(call.backward.mark, end.mark, call.input_gradients)
-        forward_seconds = _seconds(call.began, call.ended) if call.times_forward else None
-        backward_seconds = _seconds(call.backward, end) if call.times_backward and end is not None else None
-        return Measured(call.digest, call.policy, forward, backward, forward_seconds, backward_seconds)
+    def _measured(self, trace: MemoryTrace, call: CallMoments, ended: Moment, backward: Moment) -> Measured:
+        """What the trace tells of a call whose forward has `ended`, and whose `backward` began."""
+        end = self._end(call, backward)
+        return Measured(
+            call.digest,
+            call.policy,
+            trace.growth(call.began.mark, ended.mark),
+            None if end is None else trace.transient(backward.mark, end.mark, call.input_gradients),
+            _seconds(call.began, ended) if call.times_forward else None,
+            _seconds(backward, end) if call.times_backward and end is not None else None,
+        )
 
 
 def _seconds(begin: Moment, end: Moment) -> float:
