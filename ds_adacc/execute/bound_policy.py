@@ -36,7 +36,7 @@ class BoundPolicy:
     @functools.cached_property
     def stored(self) -> tuple[tuple[int, type[Retained | Compressed], Any], ...]:
         """The values retained or compressed on their device: index, class of the holder, and the holder's argument."""
-        found = []
+        found: list[tuple[int, type[Retained | Compressed], Any]] = []
         for index, value, choice in self._choices():
             if choice == RETAIN:
                 found.append((index, Retained, value.name))
@@ -47,7 +47,7 @@ class BoundPolicy:
     @functools.cached_property
     def offloaded(self) -> tuple[tuple[int, type[Offloaded | OffloadedPayload], Any], ...]:
         """The values offloaded, as they are or compressed: index, class of the holder, and what that knows of them."""
-        found = []
+        found: list[tuple[int, type[Offloaded | OffloadedPayload], Any]] = []
         for index, value, choice in self._choices():
             uses = self.course.uses[index]
             if choice == OFFLOAD:
@@ -64,8 +64,11 @@ class BoundPolicy:
     @functools.cached_property
     def rebuilt(self) -> tuple[tuple[int, str, int, int], ...]:
         """The values that are rebuilt: index, name, the operator that makes the value, and which output it is."""
-        rebuilt = ((index, value) for index, value, choice in self._choices() if choice is None)
-        return tuple((index, value.name, value.producer, value.output) for index, value in rebuilt)
+        return tuple(
+            (index, value.name, value.producer, value.output)
+            for index, value, choice in self._choices()
+            if choice is None and value.producer is not None
+        )
 
     def _choices(self) -> Iterator[tuple[int, RecordedValue, str | None]]:
         """In the order of the course, each value with what becomes of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -87,23 +87,22 @@ class Call:
         if number >= len(instructions):
             return self._diverging(tensor)
         instruction = instructions[number]
-        slot: Slot | None
+        slot: Slot | None = None
         if instruction.discarded:
             slot = self._discarded(instruction, tensor)
         elif instruction.dtype is None:
             slot = self._keep(tensor)  # nothing is planned for this position
         elif (
-            tensor.dtype is not instruction.dtype
-            or tensor.shape != instruction.size
-            or tensor.stride() != instruction.stride
+            tensor.dtype is instruction.dtype
+            and tensor.shape == instruction.size
+            and tensor.stride() == instruction.stride
         ):
-            slot = None
-        elif instruction.value is not None:
-            slot = self._save(instruction, tensor)
-        else:
-            parameter = self.bound.recording.parameters[instruction.parameter]
-            is_it = tensor.data_ptr() == parameter.data_ptr() + instruction.start
-            slot = ParameterSlot(parameter, instruction.view) if is_it else None
+            if (value := instruction.value) is not None:
+                slot = self._save(value, instruction, tensor)
+            elif (ref := instruction.parameter) is not None:
+                parameter = self.bound.recording.parameters[ref.index]
+                if tensor.data_ptr() == parameter.data_ptr() + instruction.start:
+                    slot = ParameterSlot(parameter, ref.geometry)
         if slot is None or (instruction.states and not self._note_states(instruction.states)):
             return self._diverging(tensor)
         if instruction.copy:
@@ -164,9 +163,9 @@ class Call:
             self.holders[index].fill(state)
         return True
 
-    def _save(self, instruction: Instruction, tensor: torch.Tensor) -> Slot | None:
+    def _save(self, value: int, instruction: Instruction, tensor: torch.Tensor) -> Slot | None:
         """A slot for a tensor that looks as recorded; None if it is not (a part of) the value all the same."""
-        value, first = instruction.value, instruction.first
+        first = instruction.first
         holder = self.holders[value]
         if first is None:
             address, storage = self._seen[value]
@@ -191,8 +190,8 @@ class Call:
 
         As the recording tells which parameter it is (part of), no other is looked at.
         """
-        parameters = () if instruction.parameter is None else (self.bound.recording.parameters[instruction.parameter],)
-        return self._keep(tensor, parameters)
+        ref = instruction.parameter
+        return self._keep(tensor, () if ref is None else (self.bound.recording.parameters[ref.index],))
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self.diverge()
@@ -236,7 +235,7 @@ def _empty_holders(bound: BoundPolicy, offloads: Offloads | None) -> dict[int, H
     return holders
 
 
-def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> bool:
+def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.shape == geometry.size

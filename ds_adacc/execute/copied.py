@@ -19,20 +19,20 @@ def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:
     Backward visits the operators in reverse. So these are the tensors from which something is rebuilt for an operator
     that comes before the one that saves them. In a block of norms, attention and an MLP there are none.
     """
-    positions = [(n, p) for n, p in enumerate(recording.positions) if isinstance(p.ref, ValueRef)]
-    savers = {number: _saver(recording, position) for number, position in positions}
+    positions = [(n, p, p.ref.index) for n, p in enumerate(recording.positions) if isinstance(p.ref, ValueRef)]
+    savers = {number: _saver(recording, position) for number, position, _ in positions}
     if not any(savers.values()):
         return frozenset()
     first: dict[int, int] = {}  # by value, the first operator whose backward needs it, or something rebuilt from it
     of_rebuilt: dict[int, int] = {}  # the same without the value itself
-    for _, position in positions:
-        first[position.ref.index] = min(_index(position), first.get(position.ref.index, len(recording.ops)))
+    for _, position, value in positions:
+        first[value] = min(_index(position), first.get(value, len(recording.ops)))
     for op in (recording.ops[index] for index in reversed(replayed)):  # what reads a value comes after what makes it
         needed = min((first[made] for made in op.outputs if made in first), default=len(recording.ops))
         for need in op.needs:
             for known in (first, of_rebuilt):
                 known[need] = min(needed, known.get(need, len(recording.ops)))
-    found = ((number, position.ref.index, savers[number]) for number, position in positions)
+    found = ((number, value, savers[number]) for number, _, value in positions)
     return frozenset(n for n, value, op in found if op is not None and of_rebuilt.get(value, op.index) < op.index)
 
 

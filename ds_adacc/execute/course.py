@@ -44,10 +44,11 @@ class FirstSave:
 class Instruction:
     """What the pack hook expects at one position, and what it does with it.
 
-    `value`: the index of the value that is saved; or `parameter`: that of the parameter. With neither, it is retained.
+    `value`: the index of the value that is saved; or `parameter`: what is saved of a parameter. With neither, it is
+    retained.
     `size`, `stride`, `dtype`: what the tensor must look like (Rule E3).
-    `view`: the tensor's geometry in the value (None: it is the whole value) or in the parameter; `start`: its distance
-    in bytes from the first byte there. `first`: what is done besides if the call has not met the value yet.
+    `view`: the tensor's geometry in the value; None: it is the whole value. `start`: its distance in bytes from the
+    first byte of the value or the parameter. `first`: what is done besides if the call has not met the value yet.
     `states`: the random generators whose states are noted here, each with the value that holds its state.
     `release`: the values to be rebuilt that need not be kept any longer, since all their sources are saved (Rule E4).
     `copy`: backward gets a copy of the tensor (`copied.py`). `discarded`: the block discards the output for which this
@@ -57,7 +58,7 @@ class Instruction:
     """
 
     value: int | None = None
-    parameter: int | None = None
+    parameter: ParameterRef | None = None
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
     dtype: torch.dtype | None = None
@@ -187,7 +188,7 @@ class _Maker:
                 saved_at[index] = -1 if value.is_given else first[index]
                 if is_compiled and is_codec(store) and (value.is_given or saved_at[index] >= compiled_from):
                     ready[index] = end
-            else:
+            elif value.producer is not None:  # it is rebuilt
                 inputs = self._segments[value.producer].inputs
                 saved_at[index] = ready[index] = max((saved_at[i] for i in inputs), default=-1)
                 if is_compiled and max(first.get(index, -1), ready[index]) >= compiled_from:
@@ -203,13 +204,13 @@ class _Maker:
             "copy": number in self._copies,
         }
         if position.discarded:
-            return Instruction(parameter=ref.index if isinstance(ref, ParameterRef) else None, discarded=True, **always)
+            return Instruction(parameter=ref if isinstance(ref, ParameterRef) else None, discarded=True, **always)
         if ref is None or (isinstance(ref, ValueRef) and ref.index not in self._order):
             return Instruction(**always)
         seen = ref.geometry
         look = {"size": seen.size, "stride": seen.stride, "dtype": seen.dtype, "start": seen.start}
         if isinstance(ref, ParameterRef):
-            return Instruction(parameter=ref.index, **look, view=seen, **always)
+            return Instruction(parameter=ref, **look, **always)
         value = self._recording.values[ref.index]
         is_first = self._first[ref.index] == number and not value.is_given
         return Instruction(

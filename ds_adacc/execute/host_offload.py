@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ds_adacc.execute.pinned_pool import Buffer, PinnedPool
+from ds_adacc.execute.pinned_pool import Buffer, Event, PinnedPool
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -43,25 +43,33 @@ class Transfer(Protocol):
 class CudaHandle:
     """A copy of tensors in pinned memory; and the tensors, before they are dropped or after they have come back.
 
-    `tensors` were allocated on `stream`. `copied` is the event of the last copy between them and `hosts`, which are
-    parts of `memory`.
+    `tensors` were allocated on `stream`; while there are none, the tuple is empty. `copied` is the event of the last
+    copy between them and `hosts`, which are parts of `memory`.
     """
 
     __slots__ = ("__weakref__", "copied", "hosts", "memory", "pool", "stream", "tensors")
 
-    def __init__(self, tensors: Tensors, stream: torch.cuda.Stream, memory: torch.Tensor, pool: PinnedPool) -> None:
-        self.tensors: Tensors | None = tensors
+    def __init__(
+        self,
+        tensors: Tensors,
+        stream: torch.cuda.Stream,
+        copied: Event,
+        hosts: Tensors,
+        memory: torch.Tensor,
+        pool: PinnedPool,
+    ) -> None:
+        self.tensors = tensors
         self.stream = stream
+        self.copied = copied
+        self.hosts = hosts
         self.memory = memory
-        self.hosts = _parts(memory, tensors)
         self.pool = pool
-        self.copied: torch.cuda.Event | None = None
 
     def let_go(self) -> None:
         """Free the tensors in the order of their stream: whoever gets their memory runs after the copy."""
-        if self.tensors is not None and self.copied is not None:
+        if self.tensors:
             self.stream.wait_event(self.copied)
-        self.tensors = None
+        self.tensors = ()
 
     def __del__(self) -> None:
         self.let_go()  # never taken
@@ -87,21 +95,21 @@ class CudaTransfer:
     def out(self, tensors: Tensors) -> CudaHandle:
         nbytes = sum(tensor.nbytes for tensor in tensors)
         current, (memory, free) = torch.cuda.current_stream(self._device), self._pool.take(nbytes)
-        handle = CudaHandle(tensors, current, memory, self._pool)
+        hosts = _parts(memory, tensors)
         self._outward.wait_stream(current)
         if free is not None:
             self._outward.wait_event(free)
         with torch.cuda.stream(self._outward):
-            for host, tensor in zip(handle.hosts, tensors, strict=True):
+            for host, tensor in zip(hosts, tensors, strict=True):
                 host.copy_(tensor, non_blocking=True)
-            handle.copied = self._outward.record_event()
-        return handle
+            copied = self._outward.record_event()
+        return CudaHandle(tensors, current, copied, hosts, memory, self._pool)
 
     def drop(self, handle: CudaHandle) -> None:
         handle.let_go()
 
     def back(self, handle: CudaHandle) -> None:
-        if handle.tensors is not None:
+        if handle.tensors:
             return
         current = handle.stream = torch.cuda.current_stream(self._device)  # Rule E9
         tensors = tuple(torch.empty_like(host, device=self._device, pin_memory=False) for host in handle.hosts)
@@ -116,7 +124,7 @@ class CudaTransfer:
     def take(self, handle: CudaHandle) -> Tensors:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(handle.copied)
-        tensors, handle.tensors = handle.tensors, None
+        tensors, handle.tensors = handle.tensors, ()
         if current != handle.stream:
             for tensor in tensors:
                 tensor.record_stream(current)  # freed in the order of one stream, it may still be in use on another

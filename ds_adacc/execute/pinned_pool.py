@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 import torch
 
+Event = torch.Event | torch.cuda.Event  # which of the two a stream records is torch's affair
+
 
 class Buffer(NamedTuple):
     """Pinned memory, uint8 (2^n,). It may be written to after the event `free`; None: at once."""
 
     memory: torch.Tensor
-    free: torch.cuda.Event | None = None
+    free: Event | None = None
 
 
 class PinnedPool:

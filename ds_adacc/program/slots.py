@@ -6,6 +6,7 @@ A slot is a *holder*, if the whole value was saved; or a view of a holder's valu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
@@ -25,24 +26,44 @@ class Slot(Protocol):
         """The tensor. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
 
 
-class Holder(Slot, Protocol):
+class Holder(ABC):
     """Stands for one value of one call, from forward to backward. As a slot, it unpacks to the whole value.
 
-    A holder that stores its value also has `fill`, which gets the value. One that may have to keep the tensor itself
-    for a while has `hold`, which gets the tensor, and `release`.
+    A holder that stores its value has `fill`. One that may have to keep the tensor itself for a while has `hold` and
+    `release`. Only a holder that has them is asked.
     """
 
+    __slots__ = ("__weakref__",)
+
+    @abstractmethod
     def get(self) -> torch.Tensor:
         """The value. May be called any number of times, in any order. Raises RuntimeError if it was never saved."""
 
+    @abstractmethod
+    def unpack(self) -> torch.Tensor:
+        """As `get`."""
+
+    @abstractmethod
     def held(self) -> tuple[torch.Tensor, ...]:
         """The tensors that the holder keeps on the value's device."""
 
+    def fill(self, value: torch.Tensor, /) -> None:
+        """Store the value."""
+        raise NotImplementedError(f"a {type(self).__name__} stores no value")
 
-class Retained:
+    def hold(self, tensor: torch.Tensor, /) -> None:
+        """Keep the tensor itself until `release`."""
+        raise NotImplementedError(f"a {type(self).__name__} keeps no tensor for a while")
+
+    def release(self) -> None:
+        """Let go of the tensor that `hold` has kept."""
+        raise NotImplementedError(f"a {type(self).__name__} keeps no tensor for a while")
+
+
+class Retained(Holder):
     """A value kept as it is."""
 
-    __slots__ = ("__weakref__", "name", "tensor", "version")
+    __slots__ = ("name", "tensor", "version")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,10 +90,9 @@ class Retained:
 
     unpack = get
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nobody has written to it since."""
-        return self.tensor is not None and self.tensor._version == self.version
+    def unchanged(self) -> torch.Tensor | None:
+        """The value, if nobody has written to it since; else None."""
+        return self.tensor if self.tensor is not None and self.tensor._version == self.version else None
 
     def held(self) -> tuple[torch.Tensor, ...]:
         return () if self.tensor is None else (self.tensor,)

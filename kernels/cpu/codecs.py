@@ -90,7 +90,13 @@ class CompiledGroups(CompiledQuantized):
             groups.block_elements(length, math.prod(shape)), groups.BYTES_A_GROUP * groups.block_groups(length)
         )
 
-    def _compress(self, x: Tensor, outliers: tuple[Tensor | int, ...] = _NO_OUTLIERS) -> Payload:
+    def _compress(self, x: Tensor) -> Payload:
+        return self._compressed(x)
+
+    def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self._decompressed(payload, shape, dtype)
+
+    def _compressed(self, x: Tensor, outliers: tuple[Tensor | int, ...] = _NO_OUTLIERS) -> Payload:
         codes, scales, *offsets = payload = self._room(x)
         how = self._length(x.shape), self.width.bits, self.method, self._seed()
         described = (KINDS[x.dtype], x, x.numel(), *how, codes, scales, *(offsets or [0]))
@@ -98,7 +104,7 @@ class CompiledGroups(CompiledQuantized):
         OPENMP.run(groups.compress_groups, self._groups(x.shape), x.numel(), 2, *described, *separated)
         return tuple(payload)
 
-    def _decompress(
+    def _decompressed(
         self,
         payload: Payload,
         shape: Sequence[int],
@@ -150,16 +156,16 @@ class OutlierCodec(CompiledGroups, reference.OutlierCodec):
         self._check_channels(self.channels, self._ends, width)
         capacity = self.channels.numel()
         raw = x.new_empty((rows, capacity))
-        return *super()._compress(x, (self.channels, capacity, raw)), raw, self.channels.to(torch.int32)
+        return *self._compressed(x, (self.channels, capacity, raw)), raw, self.channels.to(torch.int32)
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         rows, width = rows_and_channels(shape)
         capacity = payload[-1].numel()
         self._check_payload(payload, [*self._sizes(shape), rows * capacity * dtype.itemsize, 4 * capacity], shape)
-        *groups, raw, indices = payload
+        *grouped, raw, indices = payload
         channels = indices.long()
         self._check_channels(channels, _ends(channels), width)
-        return super()._decompress(groups, shape, dtype, (channels, capacity, raw))
+        return self._decompressed(tuple(grouped), shape, dtype, (channels, capacity, raw))
 
     def _check_channels(self, channels: Tensor, ends: tuple[int, int] | None, width: int) -> None:
         if ends is not None and not 0 <= ends[0] <= ends[1] < width:

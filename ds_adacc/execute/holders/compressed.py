@@ -20,15 +20,13 @@ class Compression(Facts):
     device: str
 
 
-class Compressed(Restored):
+class Compressed(Restored[Compression]):
     """A value kept as a codec's payload.
 
     Rule R17: what a graph of torch.compile saves is held in `pending`, until it is known that it is the recorded graph.
     """
 
     __slots__ = ("payload", "pending")
-
-    facts: Compression
 
     def __init__(self, facts: Compression) -> None:
         super().__init__(facts)
@@ -48,8 +46,9 @@ class Compressed(Restored):
 
     def release(self) -> None:
         """Compress what is held as it is, unless it was written to: then it stays, and backward raises an error."""
-        if self.pending is not None and self.pending.is_unchanged:
-            self.fill(self.pending.tensor)
+        flat = None if self.pending is None else self.pending.unchanged()
+        if flat is not None:
+            self.fill(flat)
             self.pending = None
 
     def held(self) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,7 @@ from ds_adacc.program.replay import modified
 from ds_adacc.program.slots import never_saved
 
 
-class Offloaded(Restored):
+class Offloaded(Restored[Facts]):
     """A value in host memory. It is fetched before backward asks for it, or at the latest then."""
 
     __slots__ = ("_copy", "_version", "_witness")

@@ -18,9 +18,7 @@ class OffloadedPayload(Compressed):
         self._copy = offloads.open()
 
     def fill(self, flat: torch.Tensor) -> None:
-        super().fill(flat)
-        self._copy.start(self.payload)
-        self.payload = None
+        self._copy.start(self.facts.codec.compress(flat))
 
     def _restore(self) -> torch.Tensor:
         if self.pending is not None or not self._copy.is_started:

@@ -13,6 +13,7 @@ from ds_adacc.program.replay import modified, replay, updated
 from ds_adacc.program.slots import Holder, Retained
 
 _ONCE = (1,)  # the uses of an operator's only output
+Roots = dict[int | None, torch.Tensor]  # by value; None: an output that is no value of its own
 
 
 class Replay:
@@ -69,12 +70,15 @@ class Replay:
 
     def cached(self, output: int) -> torch.Tensor | None:
         """This output, if an earlier run has left it: one use of it."""
-        tensor = None if self._cached is None else self._cached[output]
+        cached = self._cached
+        if cached is None:
+            return None
+        tensor = cached[output]
         if tensor is not None:
-            self._count(output)
+            self._count(cached, output)
         return tensor
 
-    def run(self, output: int, roots: dict[int, torch.Tensor]) -> torch.Tensor:
+    def run(self, output: int, roots: Roots) -> torch.Tensor:
         """This output, made from `roots`, which it uses up. The others are cached for their uses."""
         if self.modes:
             with under(self.modes):
@@ -85,11 +89,11 @@ class Replay:
         if uses != _ONCE:  # as most are: nothing is cached then
             if self._cached is None:
                 self._left = list(uses)
-            self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
-            self._count(output)
+            cached = self._cached = [t if n else None for t, n in zip(outputs, uses, strict=False)]
+            self._count(cached, output)
         return outputs[output]
 
-    def _outputs(self, roots: dict[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _outputs(self, roots: Roots) -> tuple[torch.Tensor, ...]:
         # Rule E16
         for op, done in self.segment.before:
             roots.update(zip(op.outputs, replay(op, roots.__getitem__, self.parameters), strict=False))
@@ -97,10 +101,10 @@ class Replay:
                 del roots[index]
         return replay(self.segment.op, roots.__getitem__, self.parameters)
 
-    def _count(self, output: int) -> None:
+    def _count(self, cached: list[torch.Tensor | None], output: int) -> None:
         self._left[output] -= 1
         if self._left[output] <= 0:
-            self._cached[output], self._left[output] = None, self.segment.uses[output]
+            cached[output], self._left[output] = None, self.segment.uses[output]
 
     def check_parameters(self) -> None:
         """Rule E7."""
@@ -122,18 +126,18 @@ class _Run:
         self.replay = replay
         self.output = output
         self.inputs = iter(replay.inputs.items())
-        self.roots: dict[int, torch.Tensor] = {}
+        self.roots: Roots = {}
         self.waits_for = -1
 
 
-class Recomputed:
+class Recomputed(Holder):
     """One output of a replay.
 
     Rule E4: until all its sources are saved, the tensor itself is held in `pending`. A forward that diverges in between
     could not rebuild it.
     """
 
-    __slots__ = ("__weakref__", "name", "output", "pending", "replay")
+    __slots__ = ("name", "output", "pending", "replay")
 
     def __init__(self, name: str, replay: Replay, output: int) -> None:
         self.name = name

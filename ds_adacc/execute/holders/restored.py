@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.slots import Holder
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,15 @@ class Facts:
     uses: int
 
 
-class Restored(ABC):
+OwnFacts = TypeVar("OwnFacts", bound=Facts)
+
+
+class Restored(Holder, Generic[OwnFacts]):
     """A value held in another form. It is restored at its first use and cached until its last (Rule E6)."""
 
-    __slots__ = ("__weakref__", "_cached", "_left", "facts")
+    __slots__ = ("_cached", "_left", "facts")
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: OwnFacts) -> None:
         self.facts = facts
         self._cached: torch.Tensor | None = None
         self._left = facts.uses

@@ -104,7 +104,7 @@ def test_what_is_copied_out_and_dropped_comes_back(transfer, dtype):
     assert reference() is None
     transfer.back(handle)
     assert torch.equal(transfer.take(handle)[0], expected)
-    assert handle.tensors is None
+    assert handle.tensors == ()
 
 
 def test_several_tensors_are_one_copy(transfer):
