@@ -51,7 +51,7 @@ class InfeasibleBudget(ValueError):
         self.proven = proven
         self.hint = hint
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, bool, str]]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.budget, self.smallest, self.proven, self.hint)
 
 

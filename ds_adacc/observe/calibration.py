@@ -91,7 +91,7 @@ class Calibration:
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
             _warn_of_others(known_types[digest], _size(excess.pop(digest)))
         excess = at_planned_sizes(excess, known_types, origins)
-        agreed = {digest: known_types[digest].agreed.correction for digest in excess}
+        agreed = {digest: known_types[digest].in_force.correction for digest in excess}
         found = peak(plan, excess)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
         is_seen = len(unseen) < len(excess)
@@ -99,7 +99,7 @@ class Calibration:
         observation = Observation(held, found if is_seen else None, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
-        if not more:
+        if found is None or not more:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
             return Findings(observation, agreed)
         self.corrected += 1
@@ -131,8 +131,8 @@ def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType])
     """
     found: dict[str, Correction] = {}
     for call in measured:
-        if _ran_the_plan(call, known_types) and call.forward_growth is not None:
-            excess = _excess(call, known_types[call.digest])
+        excess = _excess(call, known_types[call.digest]) if _ran_the_plan(call, known_types) else None
+        if excess is not None:
             found[call.digest] = excess.larger(found[call.digest]) if call.digest in found else excess
     return found
 
@@ -156,7 +156,7 @@ def at_planned_sizes(
 
 def _retained(known: KnownType) -> int:
     """The most bytes that a call takes without checkpointing."""
-    profile = known.agreed.spec.profile
+    profile = known.in_force.spec.profile
     return planner.simulate(profile, planner.retain_policy(profile)).inner_peak
 
 
@@ -169,7 +169,7 @@ def _is_doubted(excess: Correction, known: KnownType) -> bool:
     """
     if _size(excess) < _NEGLIGIBLE:
         return False
-    retained, made = _retained(known), sum(value.nbytes for value in known.agreed.spec.profile.graph.values)
+    retained, made = _retained(known), sum(value.nbytes for value in known.in_force.spec.profile.graph.values)
     return abs(excess.forward) > max(made, retained) or abs(excess.backward or 0) > retained
 
 
@@ -225,7 +225,7 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
     for call in measured:
         if not _ran_the_plan(call, known_types):
             continue
-        profile, policy = known_types[call.digest].agreed.spec.profile, call.policy
+        profile, policy = known_types[call.digest].in_force.spec.profile, call.policy
         forward, backward = profile.overlap_seconds
         offers = planner.chosen_codecs(profile, policy).values()
         compression = sum(offer.compress_seconds for offer in offers)
@@ -244,9 +244,11 @@ def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
     return known is not None and call.policy in (known.policies or ())
 
 
-def _excess(call: Measured, known: KnownType) -> Correction:
-    """The bytes that a call took beyond the prediction; negative if it took fewer."""
-    profile, policy = known.agreed.spec.profile, call.policy
+def _excess(call: Measured, known: KnownType) -> Correction | None:
+    """The bytes that a call took beyond the prediction; negative if it took fewer. None if they were not measured."""
+    if call.forward_growth is None:
+        return None
+    profile, policy = known.in_force.spec.profile, call.policy
     run = planner.simulate(profile, policy)
     given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)

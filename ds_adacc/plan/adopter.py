@@ -130,14 +130,17 @@ class Adopter:
         fit after all, as where a budget that is a fraction has grown: then the solver may find quicker ones.
         """
         mine, below, agreement = self._adoptable(alive), self._unfit_below(alive), self._agreement
-        if not (mine and below) or agreement.config.forces_compression:
+        limit = agreement.budget.limit
+        if limit is None or not (mine and below) or agreement.config.forces_compression:
             return False
         types = agreement.known_types
         lacking = [name for name in mine if types[name].agreed is None] or mine
         for name in lacking:
-            search = self._search(types[name], types[below[name]], alive[name])
+            smaller = types[below[name]]
+            types[name].take_over(smaller)
+            search = self._search(types[name], smaller.in_force, alive[name])
             agreement.adopt(search.agreed(name, search.inherited()), below[name])
-        peak, limit = self._leaner(alive, lacking, below), agreement.budget.limit
+        peak = self._leaner(alive, lacking, below)
         if peak > limit:
             self._warn(alive, peak, limit)
         return peak > limit
@@ -150,11 +153,11 @@ class Adopter:
         agreement, types = self._agreement, self._agreement.known_types
 
         def peak_now() -> int:
-            return estimated_peak(agreement, (types[name].agreed for name in alive), alive)
+            return estimated_peak(agreement, (types[name].in_force for name in alive), alive)
 
         peak = peak_now()
         for name in lacking:
-            before = types[name].agreed
+            before = types[name].in_force
             agreement.adopt(_recomputing(before), below[name])
             now = peak_now()
             if now >= peak:
@@ -179,15 +182,16 @@ class Adopter:
 
         None at all unless each of `smaller` is matched with one of `names`.
         """
-        of, types = self._symbolic_types.of, self._agreement.known_types
-        if len(names) != len(smaller) or not all(name in types and of(name) for name in (*names, *smaller)):
+        both = {*names, *smaller}
+        of = self._known_programs(both)
+        if len(names) != len(smaller) or len(of) < len(both):
             return {}
 
         def in_order(each: Collection[str]) -> list[str]:
-            return sorted(each, key=lambda name: (id(of(name)), of(name).sizes(name)))
+            return sorted(each, key=lambda name: (id(of[name]), of[name].sizes(name)))
 
         pairs = list(zip(in_order(names), in_order(smaller), strict=True))
-        fit = all(of(small) is of(large) and of(small).is_at_least(large, small) for large, small in pairs)
+        fit = all(of[small] is of[large] and of[small].is_at_least(large, small) for large, small in pairs)
         return dict(pairs) if fit else {}
 
     def adopt(self, known: KnownType, like: str) -> None:
@@ -225,39 +229,38 @@ class Adopter:
         relative = agreement.known_types.get(self._origin(like))
         if agreement.budget.limit is None or relative is None or relative is known:
             return False
-        search = self._search(known, relative, alive)
-        if search is None:
+        known.take_over(relative)
+        if relative.agreed is None:
             return False
+        agreed = relative.agreed
+        search = self._search(known, agreed, alive)
         # If the number of calls varies, only the end of a pass tells what it takes.
-        limit = agreement.budget.grown(search.without) if self._is_steady(relative) else agreement.budget.limit
+        limit = agreement.budget.grown(search.without) if self._is_steady(agreed) else agreement.budget.limit
         compresses = agreement.config.forces_compression
         policies = search.compressed(limit) if compresses else search.policies(limit)
         if policies is None:
             return False
         agreement.budget.limit = limit
-        agreement.adopt(search.agreed(known.recording.digest, policies), relative.agreed.spec.name)
+        agreement.adopt(search.agreed(known.recording.digest, policies), agreed.spec.name)
         return True
 
-    def _is_steady(self, relative: KnownType) -> bool:
+    def _is_steady(self, agreed: AgreedType) -> bool:
         """Whether all passes had as many calls of this program alive as are planned for, and all of one size."""
-        agreed, of, types = relative.agreed, self._symbolic_types.of, self._agreement.known_types
+        of, types = self._symbolic_types.of, self._agreement.known_types
         program = of(agreed.spec.name)
         if any(agreed.spec.name in names and self._has_two_sizes(names) for names in self._agreement.live_sets):
             return False
         fewest = [known.fewest for name, known in types.items() if known.fewest is not None and of(name) is program]
         return not fewest or agreed.of_calls(min(fewest)).spec.count == agreed.spec.count
 
-    def _search(self, known: KnownType, relative: KnownType, alive: int) -> PolicySearch | None:
-        """The policies of another size of its program, priced for this block type; None if that has none yet.
+    def _search(self, known: KnownType, agreed: AgreedType, alive: int) -> PolicySearch:
+        """The policies `agreed` on for another size of its program, priced for this block type.
 
-        The block type takes over what was measured of the other; its counts too, until a pass of its own has ended. It
-        is priced for at least `alive` calls. A policy that awaits its trial is permitted too: its blocks hold
-        everything exactly until then.
+        The block type takes over the counts of the other one, until a pass of its own has ended. It is priced for at
+        least `alive` calls. A policy that awaits its trial is permitted too: its blocks hold everything exactly until
+        then.
         """
-        known.take_over(relative)
-        agreed, agreement = relative.agreed, self._agreement
-        if agreed is None:
-            return None
+        agreement = self._agreement
         agreed = agreed.of_calls(max(alive, known.count, agreed.spec.count))
         if known.fewest is None:
             known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
@@ -273,12 +276,12 @@ class Adopter:
     def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""
         agreement, types = self._agreement, self._agreement.known_types
-        if not lean or agreement.config.forces_compression:
+        limit = agreement.budget.limit
+        if limit is None or not lean or agreement.config.forces_compression:
             return False
-        agreed = {name: self._recomputed(name) if name in lean else types[name].agreed for name in alive}
-        if None in agreed.values():
-            return False
-        if estimated_peak(agreement, agreed.values(), alive) > agreement.budget.limit:
+        found = ((name, self._recomputed(name) if name in lean else types[name].agreed) for name in alive)
+        agreed = {name: each for name, each in found if each is not None}
+        if len(agreed) < len(alive) or estimated_peak(agreement, agreed.values(), alive) > limit:
             return False
         for name in sorted(lean):
             agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
@@ -286,9 +289,13 @@ class Adopter:
 
     def _programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
         """The program of each of these block types; none at all if this rank does not know one, or if two share one."""
-        known = {name: self._symbolic_types.of(name) for name in sorted(names) if name in self._agreement.known_types}
-        programs = {name: program for name, program in known.items() if program is not None}
+        programs = self._known_programs(names)
         return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
+
+    def _known_programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
+        """The program of each of these block types of which this rank knows it."""
+        known = ((name, self._symbolic_types.of(name)) for name in sorted(names) if name in self._agreement.known_types)
+        return {name: program for name, program in known if program is not None}
 
     def _peak_of(self, names: LiveSet) -> int:
         return peak_without(self._agreement, self._agreement.alive(names))

@@ -110,7 +110,7 @@ class Agreement:
         """
         known = self.known_types[digest]
         if known.fewest is None and digest in self.origins:
-            spec = known.agreed.of_calls(alive).spec
+            spec = known.in_force.of_calls(alive).spec
             known.count, known.calls_per_block = spec.count, spec.calls_per_block
         elif known.fewest is None and known.agreed is None:  # it has found nothing to adopt
             known.count = 0

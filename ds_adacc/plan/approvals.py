@@ -62,6 +62,11 @@ class Approvals:
         self.blocks: dict[BlockKey, BlockErrors] = {}
 
     @property
+    def bound(self) -> float:
+        """The bound, which is infinite if every policy may run."""
+        return math.inf if self.max_error is None else self.max_error
+
+    @property
     def aim(self) -> float | None:
         """The bound for the planner."""
         return None if self.max_error is None else MARGIN * self.max_error
@@ -103,7 +108,7 @@ class Approvals:
         rejected: dict[BlockKey, PolicyError] = {}
         for key, found in measured:
             known, policy = self._of(key), found.policy.on_device
-            if found.error <= self.max_error:
+            if found.error <= self.bound:
                 self.blocks[key] = known.approve(policy, found.error)
                 continue
             rejections = known.rejections + (key not in rejected)
@@ -132,7 +137,7 @@ class Approvals:
         if not found:
             return ()
         strictest = functools.reduce(planner.Strictness.stricter, found.values())
-        if None in found or any(index >= blocks for index in found):
+        if any(index is None or index >= blocks for index in found):
             return (strictest,) * blocks
         others = {index: each for index, each in found.items() if each != _without_lossy_codecs(each)}
         if len(set(others.values())) > _MOST_KINDS:
@@ -147,7 +152,7 @@ class Approvals:
         """
         pairs = ((found.error, self.error(key, found.policy)) for key, found in measured)
         grown = ((now, before) for now, before in pairs if before is not None and now > before)
-        return any(not before or now * (now / before) > self.max_error for now, before in grown)
+        return any(not before or now * (now / before) > self.bound for now, before in grown)
 
     def forget_all_but(self, names: Iterable[str]) -> None:
         """Forget the blocks of all other block types."""

@@ -79,6 +79,12 @@ class KnownType:
     _whole: set[int] = field(default_factory=set, repr=False)
 
     @property
+    def in_force(self) -> AgreedType:
+        """What the ranks have agreed on. Ask only a type that is planned for, or has adopted policies."""
+        assert self.agreed is not None
+        return self.agreed
+
+    @property
     def policies(self) -> TypePolicies | None:
         """The policies in force, of the blocks in forward order. None until the ranks have agreed on them."""
         return None if self.agreed is None else self.agreed.policies
@@ -147,7 +153,7 @@ class KnownType:
         """The codec that keeps the outliers of a value raw, or else one that may. If there is none, the INT4 codec."""
         stored = (planner.on_device(policy.stores[index]) for policy in self.policies or ())
         names = *stored, *(cost.codec for cost in self.profile.codecs[index]), "outlier"
-        return next(name for name in names if separates_outliers(name))
+        return next(name for name in names if name is not None and separates_outliers(name))
 
     def narrow(self, offers: Sequence[Sequence[str]]) -> None:
         """From the next planning on, offer only the codecs in `offers`: those that this block too may use, by value."""

@@ -22,7 +22,7 @@ class BudgetTooSmall(planner.InfeasibleBudget):
         super().__init__(refusal.budget, refusal.smallest, refusal.proven, refusal.hint)
         self.args = (text,)
 
-    def __reduce__(self) -> tuple[type, tuple[planner.InfeasibleBudget, str]]:
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         plain = planner.InfeasibleBudget(self.budget, self.smallest, self.proven, self.hint)
         return type(self), (plain, str(self))
 

@@ -56,8 +56,8 @@ def estimated_held(agreement: Agreement, calls: Mapping[tuple[str, planner.Polic
 def have_plan(agreement: Agreement, alive: Alive) -> bool:
     """Whether these block types were planned together, or together fit the budget under their current policies."""
     names = frozenset(alive)
-    agreed = [agreement.known_types[name].agreed for name in alive]
-    if None in agreed:
+    agreed = [agreed for name in alive if (agreed := agreement.known_types[name].agreed) is not None]
+    if len(agreed) < len(alive):
         return False
     # An adopted type was priced in the live sets of its origin, beside what was planned there. Not beside another size
     # of the same program, nor beside others that have adopted: each may have used what was left of the budget.

@@ -34,7 +34,9 @@ class Ranks:
         members = list(group or ()) if listed else dist.get_process_group_ranks(group)
         if len(members) > 1:
             timeout = _TIMEOUT + timedelta(seconds=_SEARCHES * max_seconds)
-            self._group = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
+            made = dist.new_group(members, timeout=timeout, backend="gloo", use_local_synchronization=True)
+            assert not isinstance(made, int)  # as for a rank that is none of the members
+            self._group = made
 
     @property
     def size(self) -> int:

@@ -61,8 +61,7 @@ def solve(
                 groups.append(planning.without_solver(component, str(error), error.smallest))
     if refusals and forgiven is not Forgiven.ALL:
         worst = max(refusals, key=lambda error: error.smallest)
-        hint = "" if request.max_gradient_error is None else _hint(request, budget, config)
-        raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, hint)
+        raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, _hint(request, budget, config))
     return tuple(groups)
 
 
@@ -151,13 +150,16 @@ def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:
 
 
 def _hint(request: PlanRequest, budget: int, config: AdaccConfig) -> str:
-    """What else than a larger budget would do: a looser bound on the gradient error."""
+    """What else than a larger budget would do: a looser bound on the gradient error, if there is one."""
+    bound, aim = config.max_gradient_error, request.max_gradient_error
+    if bound is None or aim is None:
+        return ""
     smallest = smallest_bound(request, budget, config.solver.max_seconds)
     if smallest is None:
         return ""
-    of_section = smallest * config.max_gradient_error / request.max_gradient_error
+    of_section = smallest * bound / aim
     return (
-        f" with adacc.max_gradient_error = {config.max_gradient_error:g}; for this budget, the smallest "
+        f" with adacc.max_gradient_error = {bound:g}; for this budget, the smallest "
         f"max_gradient_error is about {of_section:.2g}"
     )
 

@@ -46,11 +46,12 @@ def conclude_observation(controller: StepController) -> Mapping[str, Correction]
     if may_repeat and controller.ranks.any(step.was_cut_short):  # some rank has recorded a block
         controller.schedule = controller.schedule.with_measurement_again()
         return {}
-    if controller.observation is not None or not step.was_observed:
+    observer = step.observer
+    if controller.observation is not None or observer is None or observer.held_bytes is None:  # no backward was seen
         return {}
-    held = Pair(estimated_held(controller.agreement, step.observer.held_calls), step.observer.held_bytes)
+    held = Pair(estimated_held(controller.agreement, observer.held_calls), observer.held_bytes)
     types, origins = controller.agreement.known_types, controller.agreement.origins
-    findings = controller.calibration.compare(plan, held, step.observer.measured, types, origins)
+    findings = controller.calibration.compare(plan, held, observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))
     controller.pending.add(findings.live_sets, findings.reason)
     controller.plan_log.observed(plan, observation, controller.schedule.ended, is_corrected=bool(findings.live_sets))
@@ -65,7 +66,7 @@ def conclude_trials(controller: StepController) -> None:
     measured, names = _measured(controller)
     rejected = controller.agreement.approvals.judge(measured)
     if rejected:
-        reason = why_rejected(rejected, names, controller.agreement.approvals.max_error)
+        reason = why_rejected(rejected, names, controller.agreement.approvals.bound)
         _replan(controller, {digest for digest, _ in rejected}, reason, {}, rejected)
     _repeat_trials(controller)
 
@@ -79,7 +80,7 @@ def rectify(controller: StepController) -> Review:
     verdict = judge(controller.blocks, agreement, controller.ranks)
     review = Review()
     if verdict.drifted or rejected:
-        reason = why_rejected(rejected, names, agreement.approvals.max_error) if rejected else verdict.reason
+        reason = why_rejected(rejected, names, agreement.approvals.bound) if rejected else verdict.reason
         digests = {*verdict.drifted, *(digest for digest, _ in rejected)}
         review = _replan(controller, digests, reason, verdict.capacity, rejected)
         controller.journal.write("rectifier", step=step, reason=reason, **asdict(review))

@@ -59,7 +59,7 @@ class PolicyChooser:
         is_tried_again = step.is_tracking and agreement.is_lossy(block, variant.digest)
         is_permitted = known.agreed is None or agreement.permits(variant.digest, index)
         on_trial = is_tried_again or not is_permitted
-        trial = self._trial(variant, key, policy, known.agreed.spec.profile) if on_trial else None
+        trial = self._trial(variant, key, policy, known.in_force.spec.profile) if on_trial else None
         variant.trial = trial or self._trial_of_origin(variant, origin, index)
         recomputes, is_unknown = on_trial or step.recomputes, agreement.lacks_errors(known)
         if recomputes or (is_unknown and inputs.group is None):

@@ -205,9 +205,10 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            if self._is_resumed and self.agreement.known_types:
+            plan = self.plan
+            if plan is not None and self._is_resumed and self.agreement.known_types:
                 self._is_resumed = False
-                self.plan_log.restored(self.plan, self.observation, self.schedule.ended)
+                self.plan_log.restored(plan, self.observation, self.schedule.ended)
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")

@@ -121,6 +121,7 @@ class Trials:
         measures = step.purpose in (Purpose.TRY, Purpose.TRACK)
         if known.errors.coarsest and self._tracks and known.agreed is not None and not measures:
             return False
+        assert variant.policy is not None  # it is about to run it
         return known.agreed is None or not variant.policy.lossy_values(known.agreed.spec.profile)
 
     def take_late(self) -> list[str]:
@@ -134,9 +135,9 @@ class Trials:
         The blocks were not called, say, or their gradients were not finite.
         """
         approvals, key_of = self._agreement.approvals, self._agreement.block_key
-        unfinished = [(b, v) for b, v in blocks.variants() if v.trial is not None and v.trial.result is None]
-        keys = [(block, key_of(block, variant.digest), variant.trial) for block, variant in unfinished]
-        return [(block, trial) for block, key, trial in keys if not approvals.knows(key, trial.policy)]
+        trials = ((block, variant.digest, variant.trial) for block, variant in blocks.variants())
+        unfinished = [(b, of, trial) for b, of, trial in trials if trial is not None and trial.result is None]
+        return [(b, trial) for b, of, trial in unfinished if not approvals.knows(key_of(b, of), trial.policy)]
 
     def results(self, step: Step) -> list[tuple[BlockKey, str, PolicyError]]:
         """The errors of the policies that were measured in the step, each with its block and this block's name."""
