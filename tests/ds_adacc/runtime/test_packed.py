@@ -146,7 +146,8 @@ def test_a_number_that_chooses_by_turns_is_predicted_wrongly_once(caplog):
     assert sum("differs from what was predicted" in record.message for record in caplog.records) <= 1
 
 
-def test_numbers_that_are_always_new_pile_nothing_up():
+def test_numbers_that_are_always_new_pile_nothing_up(monkeypatch):
+    monkeypatch.setattr("ds_adacc.execute.block._VARIANTS", 16)  # a block keeps the sizes of each
     sizes = []
 
     def arguments(step):
