@@ -17,6 +17,11 @@ def default_generators() -> tuple[torch.Generator, ...]:
     return (torch.default_generator, *cuda)
 
 
+def identity_of(generator: torch.Generator) -> int:
+    """The same for all Python objects of one generator: each operator is given a new one."""
+    return generator._cdata  # pyrefly: ignore [missing-attribute]: torch's stub lacks it
+
+
 def same_state(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two states of a generator (bytes on the host) are equal.
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._dynamo.callback import callback_handler
@@ -45,7 +45,7 @@ _COLLECTIVES = frozenset(
 )
 
 
-class Listener(FunctionListener):
+class Listener(FunctionListener, Protocol):
     """What a watch tells of."""
 
     def note_read(self) -> None:

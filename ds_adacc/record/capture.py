@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.arguments import ValueRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
@@ -40,8 +41,8 @@ class Capture:
 
     `output`: what the block returned. `inputs`: the tensors it was given, still in the autograd graph. `recording`: its
     program, or None, and then `reason` says why there is none. `tensors`: the recorded values, by index. `saved` and
-    `slots`: what autograd saved, in order, and the slots that it holds instead; what it has discarded since is an empty
-    tensor. `watch`: what Python was seen to read.
+    `slots`: what autograd saved, in order, and the slots that it holds instead; what it has discarded since, or what is
+    gone for a while (`without`), is an empty tensor. `watch`: what Python was seen to read.
     """
 
     output: Any
@@ -49,7 +50,7 @@ class Capture:
     recording: Recording | None
     reason: str
     tensors: RecordedTensors
-    saved: list[torch.Tensor | None]
+    saved: list[torch.Tensor]
     slots: Sequence[LateSlot]
     watch: Watch
 
@@ -82,10 +83,11 @@ class Capture:
         alive = {index: self.tensors.at_hand(index) for index in indices}
         gone = [index for index, tensor in alive.items() if tensor is None or storage_of(tensor) not in storages]
         del alive
-        again = {n: position.ref for n, position in enumerate(self.recording.positions) if position.value in gone}
+        saved = ((n, p.ref) for n, p in enumerate(self.recording.positions) if p.value in gone)
+        again = {number: ref for number, ref in saved if isinstance(ref, ValueRef)}
         self.tensors.drop(gone)
         for number in again:
-            self.saved[number] = self.slots[number].slot = None
+            self.saved[number], self.slots[number].slot = torch.empty(0), None
         yield
         for number, ref in again.items():
             tensor = ref.geometry.view(self.tensors.hold(ref.index))
@@ -172,7 +174,7 @@ def capture(name: str, call: BlockCall) -> Capture:
 def _disables_hooks(error: RuntimeError) -> bool:
     """Whether it comes of a context that allows no hooks for saved tensors."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame.f_code is disable_saved_tensors_hooks.__wrapped__.__code__
+    return frame.f_code is inspect.unwrap(disable_saved_tensors_hooks).__code__
 
 
 def _python_modules(call: BlockCall, watch: Watch) -> Iterator[types.ModuleType]:

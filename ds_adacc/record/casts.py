@@ -9,7 +9,7 @@ What autocast keeps: `cached_cast` in aten/src/ATen/autocast_mode.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ class Casts:
                 if cast is not None and cast.parameter._version == cast.version:
                     yield cast
 
-    def _is_kept(self, parameter: torch.Tensor, dtype: torch.dtype) -> bool:
+    def _is_kept(self, parameter: Any, dtype: torch.dtype) -> TypeGuard[nn.Parameter]:
         is_kept = isinstance(parameter, nn.Parameter) and parameter.requires_grad and parameter.dtype is torch.float32
         return is_kept and (parameter.device.type, dtype) in self._kinds
 
@@ -68,9 +68,10 @@ class Casts:
         None if it is not, or if the parameter has changed since, so that the cast can be made of it no more.
         """
         # (Torch looks at the base of a view before it tells its node, and may raise.)
-        if not tensor.requires_grad or tensor._is_view() or type(tensor.grad_fn).__name__ != "ToCopyBackward0":
+        node = tensor.grad_fn if tensor.requires_grad and not tensor._is_view() else None
+        if node is None or type(node).__name__ != "ToCopyBackward0":
             return None
-        parameter = getattr(tensor.grad_fn.next_functions[0][0], "variable", None)
+        parameter = getattr(node.next_functions[0][0], "variable", None)
         if not self._is_kept(parameter, tensor.dtype) or parameter.device != tensor.device:
             return None
         if parameter.shape != tensor.shape or known.find(tensor) is not None:

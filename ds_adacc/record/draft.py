@@ -145,7 +145,7 @@ class Draft:
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if op.draw is not None:
-            self.draws.add(op)
+            self.draws.add(op.index, op.draw)
         return op
 
     def _operator(self, ran: ExecutedCall, bases: Mapping[int, RecordedOp]) -> RecordedOp:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ValueRef
-from ds_adacc.program.generators import default_generators, same_state
+from ds_adacc.program.generators import default_generators, identity_of, same_state
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.recorded_op import Draw, RecordedOp
+from ds_adacc.program.recorded_op import Draw
 from ds_adacc.program.recording import RecordedValue
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -28,11 +28,11 @@ class Draws:
         `values` and `tensors` are the recorder's own; the states are appended to them.
         """
         self._strayed: dict[int, str] = {}  # by operator that drew otherwise, why it is never replayed
-        # By address: each operator is given a new Python object for the same generator.
-        self._generators = tuple({each._cdata: each for each in (*default_generators(), *own)}.values())
+        found = {identity_of(each): each for each in (*default_generators(), *own)}
+        self._generators, self._identities = tuple(found.values()), found.keys()
         self._values, self._tensors = values, tensors
         self._known: dict[tuple[torch.Generator, int], ValueRef] = {}
-        self._pending: list[RecordedOp] = []
+        self._pending: dict[int, Draw] = {}  # by operator, since the last call of the pack hook
         self._position = -1
         self._marked: Sequence[torch.Tensor] = self.states()
 
@@ -47,7 +47,7 @@ class Draws:
         """
         args, kwargs = given
         for argument in (*args, *kwargs.values()):
-            if isinstance(argument, torch.Generator) and all(argument._cdata != g._cdata for g in self._generators):
+            if isinstance(argument, torch.Generator) and identity_of(argument) not in self._identities:
                 return None, "it draws from a generator that neither the block's modules nor its closure have"
         states = zip(self._generators, before, self.states(), self._marked, strict=True)
         moved = [(generator, *rest) for generator, *rest in states if not same_state(rest[0], rest[1])]
@@ -61,25 +61,24 @@ class Draws:
         here = self._position
         return Draw(generator, here + 1, self._state(generator, here, old), self._state(generator, here + 1, new)), None
 
-    def add(self, op: RecordedOp) -> None:
-        """Note an operator that has drawn. The next call of the pack hook must find its generator where it left it."""
-        self._pending.append(op)
+    def add(self, op: int, draw: Draw) -> None:
+        """Note the draw of an operator. The next call of the pack hook must find its generator where it left it."""
+        self._pending[op] = draw
 
     def mark(self, states: Sequence[torch.Tensor]) -> None:
         """Note the states at a call of the pack hook."""
         self._position += 1
         self._marked = states
-        for op in self._pending:
-            draw = op.draw
+        for op, draw in self._pending.items():
             found = self._marked[self._generators.index(draw.generator)]
             if not same_state(found, self._tensors[draw.after.index]):
-                self._strayed[op.index] = "its generator was moved or set between this draw and the next saved tensor"
+                self._strayed[op] = "its generator was moved or set between this draw and the next saved tensor"
                 self._known.pop((draw.generator, draw.position), None)
         self._pending.clear()
 
     def refusals(self) -> dict[int, str]:
         """Why operators must not be replayed, by index, at the end of the forward."""
-        return {**self._strayed, **{op.index: "nothing is saved after it" for op in self._pending}}
+        return {**self._strayed, **dict.fromkeys(self._pending, "nothing is saved after it")}
 
     def _state(self, generator: torch.Generator, position: int, state: torch.Tensor) -> ValueRef:
         """The value that is the generator's state at a call of the pack hook."""

@@ -7,6 +7,7 @@ factor that follows it. So the first call at a predicted size is recorded beside
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -69,8 +70,10 @@ class Follower(Recorder):
             self.watch.start()
         return super().__enter__()
 
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         self.watch.stop()
 
     @torch._disable_dynamo
@@ -102,8 +105,7 @@ class Follower(Recorder):
             self.failure = "the program keeps a cast that is predicted to be autocast's"
         if self.failure is not None:
             self._diverge()
-        self.saved, self.draft, self._casts, self._found, self._closure = [], None, None, {}, None
-        self._pack = self._diverge = None
+        del self.saved, self.draft, self._casts, self._found, self._closure, self._pack, self._diverge
         return self.failure is None
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:

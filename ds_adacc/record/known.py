@@ -140,7 +140,7 @@ class Known:
         if not self._checksums or given is None:
             return list(self._checksums)
         found = {self._value(tensor) for tensor in tensors_in(given) if why_not_plain(tensor) is None}
-        return sorted(found & self._checksums.keys())
+        return sorted(self._checksums.keys() & found)
 
     def _store_checksum(self, index: int) -> None:
         tensor = self.tensors.at_hand(index)

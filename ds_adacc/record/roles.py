@@ -64,7 +64,7 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
     for value in recording.values:
         tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
-        two_valued = value.index in recording.saved and is_mask(value, recording, tensor)
+        two_valued = tensor is not None and value.index in recording.saved and is_mask(value, recording, tensor)
         role = "dropout_mask" if two_valued else told.get(value.index) or _role(value, recording, uses)
         finite = tensor is not None and not value.overwritten and _is_finite(tensor)
         channels = _channels(value, [g for _, _, g in uses])

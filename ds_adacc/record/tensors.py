@@ -102,7 +102,9 @@ class RecordedTensors:
         tensor = self.at_hand(index)
         if tensor is not None:
             return tensor
-        op = self._ops[self._values[index].producer]
+        producer = self._values[index].producer
+        assert producer is not None  # a policy rebuilds only what an operator has made
+        op = self._ops[producer]
         inputs = {need: self[need] for need in op.needs}
         return replay(op, inputs.__getitem__, self._parameters)[op.outputs.index(index)]
 

@@ -48,8 +48,8 @@ def _agrees_where_written(
     made: Sequence[torch.Tensor | None], first: Sequence[Any], replays: Callable[[], Sequence[Any]]
 ) -> bool:
     with Filled(PATTERNS[1]):
-        outputs = zip(made, first, replays(), strict=False)
-    return all(real is None or differs_only_where_unwritten(real, filled) for real, *filled in outputs)
+        outputs = zip(made, zip(first, replays(), strict=False), strict=False)
+    return all(real is None or differs_only_where_unwritten(real, filled) for real, filled in outputs)
 
 
 def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> dict[int, str]:
@@ -62,7 +62,8 @@ def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> di
     shape.
     """
     values = recording.values
-    reasons = {values[index].producer: "its mask decides a shape" for index in masks}
+    made = (values[index].producer for index in masks)
+    reasons = {producer: "its mask decides a shape" for producer in made if producer is not None}
     if turn is None:
         return reasons
     halves = recording.positions[:turn], recording.positions[turn:]
