@@ -10,6 +10,7 @@ from typing import Any
 from ds_adacc.config import ConfigError, read
 
 SECTION = "activation_checkpointing"
+_NUMBER = "number_checkpoints"  # all other keys are switches, which may be given as null or 1
 _CONFIGURE = "call ds_adacc.checkpointing.configure(mpu, ds_config)"
 ADVICE = {  # what to do in place of a key that an engine does not read
     "partition_activations": f"{_CONFIGURE}, and block inputs are shared among tensor-parallel ranks",
@@ -39,7 +40,8 @@ class Options:
         section = read(ds_config).get(SECTION, {})
         if not isinstance(section, Mapping):
             raise ConfigError(f"{SECTION} = {section!r}: must be an object")
-        return cls(**{field.name: section[field.name] for field in fields(cls) if field.name in section})
+        given = {field.name: section[field.name] for field in fields(cls) if field.name in section}
+        return cls(**{name: value if name == _NUMBER else bool(value) for name, value in given.items()})
 
     def overridden(self, **given: object) -> Options:
         """These options, with whatever in `given` is not None in place of the section's.

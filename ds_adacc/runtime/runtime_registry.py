@@ -162,4 +162,4 @@ class RuntimeRegistry:
 
 def _placement(options: Options, mpu: Any) -> InputPlacement:
     group = tensor_parallel_group(mpu) if options.partition_activations else None
-    return InputPlacement(group, bool(options.cpu_checkpointing))
+    return InputPlacement(group, options.cpu_checkpointing)
