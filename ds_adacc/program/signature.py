@@ -134,7 +134,7 @@ class Sizes(NamedTuple):
 
 
 class _Fields(NamedTuple):
-    """Those of `Signature`."""
+    """The fields of `Signature`: a NamedTuple itself has no room for what follows from them."""
 
     arguments: Hashable
     tensors: Any
@@ -151,9 +151,10 @@ class Signature(_Fields):
     `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
     `held_before`: the places of the inputs that an earlier call of the same forward holds.
 
+    What is asked of it is worked out once: each new size is compared with all those that the block has met.
     """
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Sizes:
         """The sizes of the call's arguments."""
         looks, sharing = self.tensors
@@ -164,10 +165,7 @@ class Signature(_Fields):
 
     @functools.cached_property
     def without_sizes(self) -> tuple[Hashable, tuple[int, ...]]:
-        """What it says apart from sizes; and the sizes of tensors inside objects.
-
-        It is worked out once, as each new size is compared with all those that the block has met.
-        """
+        """What it says apart from sizes; and the sizes of tensors inside objects."""
         looks, sharing = self.tensors
         inner: list[int] = []
         pattern = tuple((number, earlier) for number, earlier, _ in sharing)

@@ -39,8 +39,11 @@ def llama():
     return zoo.LlamaBlock(64, 4, 2), (x, zoo.rope(9, 16))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("make", [gpt, functools.partial(gpt, 0.2), llama], ids=["gpt", "dropout", "llama"])
+@pytest.mark.parametrize(
+    ("make", "backend"),
+    [(functools.partial(gpt, 0.2), "inductor"), (functools.partial(gpt, 0.2), "aot_eager"), (llama, "aot_eager")],
+    ids=["dropout", "dropout, eager", "llama, eager"],
+)
 def test_a_graph_is_replayed_with_the_same_bits(make, backend):
     torch.manual_seed(0)
     block, args = make()
