@@ -122,8 +122,13 @@ def _read(engine: Any, path: Path) -> tuple[State, str]:
     if not path.exists():
         return State(), f"the checkpoint has no file {path}"
     try:
+        path.open("rb").close()
+    except OSError as error:
+        return State(), f"{path} cannot be read: {error}"
+    facts = _facts(engine)
+    try:
         document = state_file.read(path)
-        reason = _difference(document, _facts(engine))
+        reason = _difference(document, facts)
         return (State(), reason) if reason else (state_file.parse(document), "")
     except Exception as error:  # a damaged file may raise any exception; the run must resume all the same
         # Not its text: torch would advise to load the file unsafely.

@@ -48,7 +48,8 @@ E12. The pack hook runs once for each saved tensor, in the recorded order; posit
     fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
     one before it could be taken for that.
 E13. Nothing of a block outlives its modules: whoever still knows the block must not keep a model alive that the program
-    has deleted. Parameters are not kept alive either, but by a call until its backward: the program may replace them.
+    has deleted. Parameters are not kept alive either, as the program may replace them. A call holds all of them during
+    its forward, and those that it needs until its backward.
 E14. The states of random generators that replays need are noted when the tensor at the recorded position is packed.
     Nothing in the hook draws from a generator of the program. Backward leaves every generator as it finds it.
 E15. Backward of a Function, or of an operator of `torch.library`, may write to what it has saved. If something is

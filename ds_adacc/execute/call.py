@@ -30,7 +30,7 @@ class Call:
     """
 
     __slots__ = (
-        *("_first_node", "_noted", "_offloads", "_on_divergence", "_position", "_seen"),
+        *("_first_node", "_noted", "_offloads", "_on_divergence", "_parameters", "_position", "_seen"),
         *("alive", "bound", "diverged", "holders"),
     )
 
@@ -50,6 +50,7 @@ class Call:
         """
         self._on_divergence = on_divergence
         self.bound = bound
+        self._parameters = tuple(bound.recording.parameters)  # Rule E13: the forward may put others in their place
         self._offloads = None if bound.prefetcher is None else bound.prefetcher.register()
         self.holders = _empty_holders(bound, self._offloads)
         self._noted = noted
@@ -100,7 +101,7 @@ class Call:
             if (value := instruction.value) is not None:
                 slot = self._save(value, instruction, tensor)
             elif (ref := instruction.parameter) is not None:
-                parameter = self.bound.recording.parameters[ref.index]
+                parameter = self._parameters[ref.index]
                 if tensor.data_ptr() == parameter.data_ptr() + instruction.start:
                     slot = ParameterSlot(parameter, ref.geometry)
         if slot is None or (instruction.states and not self._note_states(instruction.states)):
@@ -148,8 +149,8 @@ class Call:
             self.holders[index].release()
 
     def close(self) -> None:
-        """Let go of the holders at the end of the forward (Rule E5)."""
-        self.holders, self._offloads = {}, None
+        """Let go of the holders and the parameters at the end of the forward (Rule E5)."""
+        self.holders, self._offloads, self._parameters = {}, None, ()
 
     def _note_states(self, states: Sequence[tuple[int, torch.Generator]]) -> bool:
         """Hold the states of random generators (Rule E14). False if they cannot be known."""
@@ -191,7 +192,7 @@ class Call:
         As the recording tells which parameter it is (part of), no other is looked at.
         """
         ref = instruction.parameter
-        return self._keep(tensor, () if ref is None else (self.bound.recording.parameters[ref.index],))
+        return self._keep(tensor, () if ref is None else (self._parameters[ref.index],))
 
     def _diverging(self, tensor: torch.Tensor) -> Slot:
         self.diverge()
@@ -204,7 +205,7 @@ class Call:
         """
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
             start, stop = span(tensor)
-            for parameter in self.bound.recording.parameters if parameters is None else parameters:
+            for parameter in self._parameters if parameters is None else parameters:
                 low, high = span(parameter)
                 if low <= start < stop <= high:
                     return ParameterSlot(parameter, Geometry.of(tensor, low))

@@ -7,8 +7,9 @@ Comparing these by identity takes a fraction of the time that reading them takes
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +22,18 @@ _SEQUENCES = frozenset({list, tuple, torch.Size})
 _MOST_ITEMS = 4096  # of one value; more are read at every call, as far as `Walk` reads them
 _looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `Look`
 
+_MOST_CHANGES = 2  # of a value
+
 _Open = Callable[[Any], Sequence[Any]]  # returns the items of an object
+_Opened = tuple[int, type, _Open, int]  # the place among the items of a value, the class, how, the number of its items
+
+
+class _Plain(NamedTuple):
+    """A value: what of it is opened, and what `_look_at` has returned of it."""
+
+    name: str
+    opened: Sequence[_Opened]
+    seen: Any
 
 
 class PlainObjects:
@@ -29,27 +41,30 @@ class PlainObjects:
 
     `places`: of these, among the values; `left`: of the others. `marks`: of them and of what they hold, except classes.
     `kinds`: the classes of the objects, without those of libraries. `names`: what `Walk` has called all objects that
-    identity tells, by address: those that it was given in `names`, and those in these values.
+    identity tells, by address: those that it was given in `names`, and those in these values. `changes`: by name, how
+    often a value has been found changed. One that the block sets at every call is left too, after a few: if it were
+    not, all others would be read anew with it.
 
     Only numbers and strings are kept alive. A list, a dict or an object is told by its address. Another one may lie
     there later; if it is of the same class and holds the same, then its marks are the same. Tensors and parameters are
     told by what their marks tell.
     """
 
-    def __init__(self, values: Sequence[tuple[str, Any, int]], names: Mapping[int, str]) -> None:
+    def __init__(
+        self, values: Sequence[tuple[str, Any, int]], names: Mapping[int, str], changes: Mapping[str, int]
+    ) -> None:
         """`values`: each with its name and the depth to which it is read."""
-        self.places: list[int] = []
-        # What is opened, by value: the place among the items of all values, the class, how, the number of its items.
-        self._opened: list[list[tuple[int, type, _Open, int]]] = []
-        self._count = 0  # of the items
+        self.changes = changes
+        self._plain: dict[int, _Plain] = {}  # by place
         self._kept: list[Any] = []
         kinds: list[type] = []
         known = set(names)
-        for place, (_, value, _) in enumerate(values):
-            if self._open(value, known, kinds):
-                self.places.append(place)
-        self.left = [place for place in range(len(values)) if place not in self.places]
-        self._seen, _ = self._look_at([value for _, value, _ in values])
+        for place, (name, value, _) in enumerate(values):
+            opened = None if changes.get(name, 0) >= _MOST_CHANGES else self._open(value, known, kinds)
+            if opened is not None:
+                self._plain[place] = _Plain(name, opened, _look_at(value, opened, []))
+        self.places = [*self._plain]
+        self.left = [place for place in range(len(values)) if place not in self._plain]
         self.kinds = of_users(kinds)
         walk = Walk(names, self.kinds)
         for place in self.places:
@@ -57,64 +72,76 @@ class PlainObjects:
         self.marks: Guards = walk.guards
         self.names = walk.met
 
-    def _open(self, value: Any, known: set[int], kinds: list[type]) -> bool:
-        """Take down what the value holds. False, and nothing is taken down, if some of it is not plain."""
-        items, opened, met = [value], [], set(known)
+    def _open(self, value: Any, known: set[int], kinds: list[type]) -> list[_Opened] | None:
+        """What of the value is opened. None, and nothing is noted, if some of it is not plain."""
+        opened: list[_Opened] = []
+        items, met = [value], set(known)
         for place, item in enumerate(items):  # it grows
             if type(item) in SCALARS or id(item) in met:
                 continue
             how = _opener_of(item)
             held = () if how is None else how(item)
             if how is None or len(items) + len(held) > _MOST_ITEMS:
-                return False
+                return None
             if how not in (_of_tensor, _of_parameter):  # which `Walk` marks wherever it meets them
                 met.add(id(item))
-            opened.append((self._count + place, type(item), how, len(held)))
+            opened.append((place, type(item), how, len(held)))
             items += held
         known |= met
-        self._opened.append(opened)
-        self._count += len(items)
         self._kept += [item for item in items if type(item) in SCALARS]
         kinds += [kind for _, kind, _, _ in opened if not issubclass(kind, torch.Tensor)]
-        return True
+        return opened
 
     def unchanged(self, values: Sequence[Any]) -> list[torch.Tensor] | None:
         """The tensors in those of the values that were plain, if these hold the same as then; else None."""
-        seen, tensors = self._look_at(values)
-        return tensors if seen is not None and seen == self._seen else None
+        tensors: list[torch.Tensor] = []
+        for place, plain in self._plain.items():
+            if _look_at(values[place], plain.opened, tensors) != plain.seen:
+                return None
+        return tensors
 
     def tensors_in(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """The tensors in those of the values that are plain. `values`: those with which this was made."""
-        return self._look_at(values)[1]
-
-    def _look_at(self, values: Sequence[Any]) -> tuple[Any, list[torch.Tensor]]:
-        """What tells whether the values that were plain hold the same, and the tensors in them.
-
-        None and no tensors, if they do not hold as many items of the same classes as then.
-        """
-        items: list[Any] = []
         tensors: list[torch.Tensor] = []
-        parameters: list[torch.Tensor] = []
-        for place, opened in zip(self.places, self._opened, strict=True):
-            items.append(values[place])
-            for inner, kind, how, count in opened:
-                value = items[inner]
-                if type(value) is not kind:
-                    return None, []
-                if how is _of_tensor:
-                    if not has_look(value):
-                        return None, []
-                    tensors.append(value)
-                    items[inner] = None  # its address is no matter
-                    continue
-                if how is _of_parameter:
-                    parameters.append(value)
-                before = len(items)
-                items += how(value)
-                if len(items) - before != count:
-                    return None, []
-        looks = [*map(_looks_of, tensors)], [*map(torch.Tensor.stride, tensors)], [*map(mark_of_parameter, parameters)]
-        return ([*map(id, items)], *looks), tensors
+        for place, plain in self._plain.items():
+            _look_at(values[place], plain.opened, tensors)
+        return tensors
+
+    def changes_now(self, values: Sequence[Any]) -> Mapping[str, int]:
+        """`changes`, with those that are found now."""
+        pairs = ((plain, _look_at(values[place], plain.opened, [])) for place, plain in self._plain.items())
+        return Counter(self.changes) + Counter(plain.name for plain, seen in pairs if seen != plain.seen)
+
+
+def _look_at(value: Any, opened: Sequence[_Opened], tensors: list[torch.Tensor]) -> Any:
+    """What tells whether a value that was plain holds the same. The tensors in it are appended to `tensors`.
+
+    None if it does not hold as many items of the same classes as then.
+    """
+    items, mine = [value], []
+    parameters: list[torch.Tensor] = []
+    for place, kind, how, count in opened:
+        item = items[place]
+        if type(item) is not kind:
+            return None
+        if how is _of_tensor:
+            if not has_look(item):
+                return None
+            mine.append(item)
+            items[place] = None  # its address is no matter
+            continue
+        if how is _of_parameter:
+            parameters.append(item)
+        before = len(items)
+        items += how(item)
+        if len(items) - before != count:
+            return None
+    addresses = [*map(id, items)]
+    if not mine and not parameters:
+        return addresses
+    tensors += mine
+    looks = [*map(_looks_of, mine)], [*map(torch.Tensor.stride, mine)], [*map(mark_of_parameter, parameters)]
+    return addresses, *looks
 
 
 def _opener_of(value: Any) -> _Open | None:

@@ -70,7 +70,11 @@ def read(
     held = structure.held(same)
     known = None if last is None or same is None else last.objects.unchanged(held)
     is_new = last is None or known is None
-    objects = PlainObjects(structure.named(held), structure.names) if is_new else last.objects
+    if is_new:
+        changes = {} if last is None or same is None else last.objects.changes_now(held)
+        objects = PlainObjects(structure.named(held), structure.names, changes)
+    else:
+        objects = last.objects
     walk = Walk(objects.names)
     for kind in (*structure.kinds, *objects.kinds):
         walk.classes(kind)

@@ -138,9 +138,9 @@ class Watch:
         if self._is_running:
             sys.setprofile(None)
             self._forget_compiler()
-            del self._listener, self._functions  # which hold this object
         self._is_running = False
         self._importing = None
+        del self._listener, self._functions  # which hold this object
         for code, namespace in self._not_imported:
             places = CodePlaces(code)
             places.add_imports(namespace)

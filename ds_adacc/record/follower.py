@@ -61,6 +61,7 @@ class Follower(Recorder):
     ) -> None:
         super().__init__(predicted.name, call)
         self._predicted, self._pack, self._diverge = predicted, pack, diverge
+        self._parameters = tuple(predicted.parameters)  # the forward may put others in their place
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared
         self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
@@ -105,7 +106,7 @@ class Follower(Recorder):
             self.failure = "the program keeps a cast that is predicted to be autocast's"
         if self.failure is not None:
             self._diverge()
-        del self.saved, self.draft, self._casts, self._found, self._closure, self._pack, self._diverge
+        del self.saved, self.draft, self._casts, self._found, self._closure, self._parameters, self._pack, self._diverge
         return self.failure is None
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
@@ -135,7 +136,7 @@ class Follower(Recorder):
         if list(map(_looks, new)) != list(map(_looks, predicted.values[self._compared : len(known.values)])):
             raise Unrecordable(f"{op.name} reads or makes other tensors than predicted")
         self._compared = len(known.values)
-        parameters = zip(known.parameters, predicted.parameters, strict=False)
+        parameters = zip(known.parameters, self._parameters, strict=False)
         if known.buffers != list(predicted.buffers[: len(known.buffers)]) or any(a is not b for a, b in parameters):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
 

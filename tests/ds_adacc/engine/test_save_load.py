@@ -243,6 +243,13 @@ def test_a_cut_off_file_is_no_reason_not_to_resume(saved, caplog, length):
     engine.step()
 
 
+def test_a_file_that_cannot_be_read_is_called_so(saved, caplog):
+    saved.file.unlink()
+    saved.file.mkdir()
+    (said,) = resumed(saved, caplog, Engine())
+    assert said == f"a new plan is made: {saved.file} cannot be read: [Errno 21] Is a directory: '{saved.file}'"
+
+
 def test_a_policy_that_cannot_be_carried_out_is_damage(saved, caplog):
     document = torch.load(saved.file)
     for agreed in document["plain"]["agreement"]["agreed"]:

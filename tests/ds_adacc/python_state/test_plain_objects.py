@@ -55,7 +55,7 @@ class Colour(enum.Enum):
 
 
 def plain(value):
-    return PlainObjects([("config", value, DEPTH)], {})
+    return PlainObjects([("config", value, DEPTH)], {}, {})
 
 
 def exchange(config):
@@ -221,7 +221,7 @@ def test_random_values_in_turns(seed):
     several = [[tree(generator) for _ in range(3)] for _ in range(2)]
     one = several[0]
     other = [generator.choice((a, b, copy.deepcopy(a))) for a, b in zip(*several, strict=True)]
-    known = PlainObjects([(f"value{n}", value, DEPTH) for n, value in enumerate(one)], {})
+    known = PlainObjects([(f"value{n}", value, DEPTH) for n, value in enumerate(one)], {}, {})
 
     def marks(values):
         walk = Walk()

@@ -105,6 +105,17 @@ def test_what_deepspeed_sets_on_parameters_of_other_classes_is_no_state_of_the_b
     assert state(block, before).marks == before.marks
 
 
+@pytest.mark.parametrize("make", [lambda n: [torch.ones(3)], lambda n: {"loss": torch.ones(3)}, torch.ones])
+def test_what_is_set_at_every_call_has_nothing_else_read_anew(make):
+    """As the auxiliary losses that a router keeps."""
+    block, known = Block(), None
+    for number in range(1, 8):
+        block.aux = make(number)
+        last, known = known, state(block, known)
+        assert known.marks == state(block).marks
+    assert known.objects is last.objects and known.objects.changes == {"block.aux": 2}
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_seen(name):
     block = Block()

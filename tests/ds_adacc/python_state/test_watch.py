@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 
 import contourpy
 import numpy as np
@@ -392,3 +393,15 @@ def test_an_extension_in_c_plus_plus_may_get_addresses():
     contourpy.max_threads()
     watch.stop()
     assert told == [None]
+
+
+def test_a_watch_that_was_not_started_lets_go_of_its_listener_too(uncollected):
+    class Holding(Listener):
+        def __init__(self):
+            self.watch = Watch(self)
+
+    listener = Holding()
+    listener.watch.stop()
+    reference = weakref.ref(listener)
+    del listener
+    assert reference() is None

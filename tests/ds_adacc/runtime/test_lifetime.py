@@ -98,6 +98,16 @@ class Replacing(zoo.Tiny):
         return x
 
 
+class ReplacingLate(Replacing):
+    """Puts another frozen weight in place before it uses it, once it is told to."""
+
+    def forward(self, x, told):
+        y = ((self.inner(x).sin() + 1).exp().cos() @ self.outer.weight.t()).sin()
+        if told.item():
+            self.frozen = nn.Parameter(self.frozen * 1.0, requires_grad=False)
+        return (y @ self.frozen) * x
+
+
 def test_a_weight_that_its_own_forward_replaces_lives_until_backward():
     work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Replacing()
     plain, served = copy.deepcopy(block), functools.partial(work.checkpoint, block)
@@ -105,6 +115,19 @@ def test_a_weight_that_its_own_forward_replaces_lives_until_backward():
     for _ in range(3):
         expected, found = (torch.autograd.grad(run(x).sum(), x) for run in (plain, served))
         assert torch.equal(*expected, *found)
+
+
+def test_a_call_under_a_plan_that_replaces_a_weight_diverges():
+    work, block = Runtime(load({"adacc": {"memory_budget": 0.9, "codecs": "none"}}), stepped=True), ReplacingLate()
+    plain, served = copy.deepcopy(block), functools.partial(work.checkpoint, block)
+    x = torch.randn(2, 4, requires_grad=True)
+    for step in range(8):
+        told = torch.tensor(float(step == 6))  # which tracks nothing
+        expected, found = (torch.autograd.grad(run(x, told).sum(), x) for run in (plain, served))
+        assert torch.equal(*expected, *found)
+        work.controller.end_backward()
+        work.controller.end_step()
+    assert work.controller.plan is not None
 
 
 def wave(x, weight, bias):
