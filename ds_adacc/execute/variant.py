@@ -43,8 +43,7 @@ class Variant:
     `trial`: the policy that waits to be measured; `bound` then holds everything exactly.
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
-    `changes`: how often each number and container was found changed. `ignored`: those that are guarded no
-    longer.
+    `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how

@@ -21,8 +21,7 @@ from ds_adacc.python_state.held_tensors import inside
 _SEQUENCES = frozenset({list, tuple, torch.Size})
 _MOST_ITEMS = 4096  # of one value; more are read at every call, as far as `Walk` reads them
 _looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `Look`
-
-_MOST_CHANGES = 2  # of a value
+_MOST_CHANGES = 2  # of one value; from then on it is read at every call
 
 _Open = Callable[[Any], Sequence[Any]]  # returns the items of an object
 _Opened = tuple[int, type, _Open, int]  # the place among the items of a value, the class, how, the number of its items
