@@ -38,4 +38,6 @@ P7. A key of the cache holds everything that a measurement depends on, the sourc
     the block, since data may have decided sizes and roles.
 P8. The cache never stops a run: without a usable file, blocks are measured.
 P9. Values and operators keep the indices that they have in the recording, so that a policy needs no translation.
+P10. While operators are measured, Python collects no garbage. The allocators do not tell whose memory is released,
+    and a collection takes time.
 """

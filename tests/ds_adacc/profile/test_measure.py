@@ -1,5 +1,7 @@
 """What a profile is made of: what an offload costs, and how much time may be hidden beside."""
 
+import gc
+
 import torch
 import zoo
 from recorded import captured
@@ -7,9 +9,10 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.profile import codec_costs, measure
+from ds_adacc.profile import codec_costs, measure, operator_costs
 from ds_adacc.profile.block_graph import OperatorCost
 from ds_adacc.profile.codec_maker import CodecMaker
+from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recording import RecordedValue
 
@@ -36,6 +39,23 @@ def test_copies_hide_behind_the_operators_measured(monkeypatch):
     ops = len(found.recording.ops)
     assert profile.op_seconds == (0.5,) * ops
     assert profile.overlap_seconds == (0.5 * ops, 0.25 * ops)
+
+
+def test_garbage_that_python_collects_meanwhile_is_not_taken_for_the_operators_memory(monkeypatch):
+    def collected(*arguments, replay=operator_costs.replay):
+        if gc.isenabled():  # as Python may at any moment
+            gc.collect()
+        return replay(*arguments)
+
+    found = captured(nn.Sequential(nn.Tanh(), nn.Sigmoid()), torch.randn(8, requires_grad=True))
+    monkeypatch.setattr(operator_costs, "replay", collected)
+    with MemoryTrace(CPU):  # a profiler sees the release of what one has seen allocated
+        garbage = [torch.zeros(1000)]
+    garbage.append(garbage)
+    del garbage
+    profile = measure.measure(found.recording, found, maker(codecs="none"))
+    assert [op.workspace_bytes for op in profile.graph.ops] == [0, 0]
+    assert gc.isenabled()
 
 
 def test_a_lossy_codec_is_lossy_for_zeros_too():
