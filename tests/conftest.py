@@ -12,7 +12,7 @@ from solvers import quicken_solver
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fuzz", type=int, default=100, help="how many fuzz cases to run (default: 100)")
+    parser.addoption("--fuzz", type=int, default=50, help="how many fuzz cases to run (default: 50)")
     parser.addoption("--fuzz-seed", type=int, help="run the fuzz case of this seed alone")
     parser.addoption("--all", action="store_true", help="every case of each matrix, and every GPU architecture")
 

@@ -263,14 +263,17 @@ def compiled_anew():
     torch._dynamo.reset()
 
 
-def compiled_gpt(backend):
-    block, args, kwargs = zoo.example("gpt")
-    return torch.compile(block, backend=backend), args, kwargs
+def compiled_mlp(backend):
+    """Inductor compiles each kernel for some seconds, and this has few."""
+    torch.manual_seed(0)
+    width = zoo.WIDTH
+    block = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    return torch.compile(block, backend=backend), (torch.randn(2, 9, width, requires_grad=True),), {}
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_backward_reuses_memory_and_is_measured_on_copies(backend, compiled_anew):
-    block, args, kwargs = compiled_gpt(backend)
+    block, args, kwargs = compiled_mlp(backend)
     found = captured(block, args, kwargs)
     assert why_unmeasurable(found.output, found.inputs, found.recording) is None
     expected, errors, policy = zoo.gradients(block, args, kwargs), [], lossy(found.recording, found.tensors)
@@ -322,7 +325,7 @@ def test_a_backward_that_draws_numbers_draws_the_same_in_each_run(compiled_anew)
 
 
 def test_no_parameter_is_copied_to_measure_a_compiled_block(compiled_anew, monkeypatch):
-    block, args, kwargs = compiled_gpt("aot_eager")
+    block, args, kwargs = compiled_mlp("aot_eager")
     recording, copied = captured(block, args, kwargs).recording, []
     zoo.gradients(block, args, kwargs)
     copy = CopyingSlot.unpack
@@ -334,7 +337,7 @@ def test_no_parameter_is_copied_to_measure_a_compiled_block(compiled_anew, monke
 
 @torch._functorch.config.patch(enable_autograd_cache=False)  # it has compiled backwards
 def test_training_runs_a_compiled_backward_first_as_it_would_else_never_reuse_memory(compiled_anew):
-    block, args, kwargs = compiled_gpt("inductor")
+    block, args, kwargs = compiled_mlp("inductor")
     found, errors = captured(block, args, kwargs), []
     policy = lossy(found.recording, found.tensors)
 

@@ -135,9 +135,7 @@ NUMBERS = st.lists(FLOAT32 | st.floats(-1, 1, width=32), min_size=1, max_size=70
     rounding=st.sampled_from(["nearest", "stochastic"]),
     kind=st.sampled_from(["float32", "float16", "bfloat16"]),
 )
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=75, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_numbers(bits, name, numbers, width, half_group, scale, rounding, kind):
     x = torch.tensor(numbers).to(getattr(torch, kind))
     x = x[: len(x) // width * width].view(-1, width)

@@ -31,7 +31,7 @@ GROUP_SIZES = (2, 6, 8, 16, 32, 64, 100, 128, 256, 1000, 5000)
 EXTENTS = (1, 2, 3, 7, 8, 16, 31, 64, 72, 127, 128, 129, 131, 256, 257, 1009, 4104, 5003)
 MOST = 12_000  # elements
 SETTINGS = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+    max_examples=30, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 
 shapes = st.lists(st.sampled_from(EXTENTS), max_size=4).filter(lambda shape: math.prod(shape) <= MOST)
