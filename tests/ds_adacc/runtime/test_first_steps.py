@@ -16,9 +16,8 @@ LAYERS = 12
 # One step records. At most four plans follow, as the memory model is corrected three times. Each is tried and measured.
 # Two trials may reject a policy. The last step tracks.
 MOST_STEPS = 1 + 4 * 2 + 2 + 1
-PIECES = (
-    1 << 20
-)  # bytes: errors are summed in double precision, piece by piece; a piece is not small beside such blocks
+# bytes: errors are summed in double precision, piece by piece; a piece is not small beside such blocks
+PIECES = 1 << 20
 
 
 def bert():
