@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
@@ -14,6 +14,8 @@ from ds_adacc.program.symbolic_program import Example, SymbolicProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 256  # programs; those of a block that is recorded anew at every step must not pile up
+
+Constants = tuple[float, ...]  # with which a block computes
 
 
 @dataclass(eq=False)
@@ -31,7 +33,7 @@ class SymbolicType:
     profile: SymbolicProfile
     recorded: dict[Sizes, str] = field(default_factory=dict)
     predicted: dict[Sizes, str] = field(default_factory=dict)
-    constants: set[tuple[float, ...]] = field(default_factory=set)
+    constants: set[Constants] = field(default_factory=set)
     was_mistaken: bool = False
     origin: str | None = None
     origin_bytes: int = 0
@@ -77,49 +79,53 @@ class SymbolicTypes:
                 first.setdefault(known, digest)
         return [first[known] for known in sorted(first, key=lambda known: known.program.varying)]
 
-    def like(self, digests: Iterable[str], example: Example) -> str | None:
-        """The first of these block types whose program the recording is at other sizes; None if it is of none."""
-        return next((each for each in self.one_of_each(digests) if self._types[each].program.is_of(example)), None)
+    def like(self, relatives: Mapping[str, Constants], example: Example) -> str | None:
+        """The first of these block types whose program the recording is at other sizes; None if it is of none.
+
+        `relatives`: as of `learn`. Constants that are computed from the sizes make it another program at each size.
+        """
+        alike = _alike(relatives, example)
+        return next((each for each in self.one_of_each(alike) if self._types[each].program.is_of(example)), None)
 
     def profile(self, like: str | None, example: Example) -> planner.Profile | None:
         """The profile of a recording, which is the program of `like` at other sizes, if two of them were measured."""
         known = self.of(like)
         return None if known is None else known.profile.at(example.sizes, example.recording)
 
-    def learn(self, digest: str, like: str | None, example: Example, profile: planner.Profile) -> None:
-        """Note that this block type was recorded at the sizes of the example.
+    def learn(self, example: Example, profile: planner.Profile, relatives: Mapping[str, Constants]) -> None:
+        """Learn from a recording, whose block type has this profile.
 
-        `like` is the type that a block of it has at other sizes; None if there is none yet.
+        `relatives`: the block types that the recorded block has at other sizes, and its constants there.
         """
-        if digest in self._types:
-            return
-        known = self.of(like)
-        if known is None or not known.program.learn(example):
-            known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
-        known.profile.learn(example.sizes, example.recording, profile)
-        known.recorded[example.sizes] = digest
-        self._add(digest, known)
-        if len(self._by_use) > _MOST:
-            forgotten, _ = self._by_use.popitem(last=False)
-            self._types = {name: each for name, each in self._types.items() if each is not forgotten}
-
-    def note(self, digest: str, sizes: Sizes) -> None:
-        """Note that this known block type was recorded at these sizes. Its numbers may have no part in the program."""
-        known = self._types.get(digest)
-        if known is not None:
-            known.program.note(sizes)
-            first = next((its for its, name in known.recorded.items() if name == digest), sizes)
-            known.program.note_equal(sizes, first)
-
-    def confirm(self, digest: str, constants: tuple[float, ...]) -> None:
-        """Note that a block of this type was found to have these constants at two sizes."""
-        known = self._types.get(digest)
-        if known is not None:
+        digest, constants = example.recording.digest, example.recording.constants
+        known = self._types.get(digest) or self._add_recorded(example, profile, self.like(relatives, example))
+        known.program.note(example.sizes)
+        # The type may have been recorded with other numbers before: these have no part in the program.
+        first = next((its for its, name in known.recorded.items() if name == digest), example.sizes)
+        known.program.note_equal(example.sizes, first)
+        alike = _alike(relatives, example)
+        if self._computes_constants(relatives.keys() - alike, example):
+            for each in filter(None, map(self.of, (*relatives, digest))):
+                each.constants.difference_update((*relatives.values(), constants))
+        elif alike:
             if len(known.constants) >= _MOST_CONSTANTS:
                 known.constants.clear()
             known.constants.add(constants)
 
-    def computes_constants(self, digests: Iterable[str], example: Example) -> bool:
+    def _add_recorded(self, example: Example, profile: planner.Profile, like: str | None) -> SymbolicType:
+        """Add a new block type that was recorded: to the program of `like`, or to a new one if it is of none."""
+        known = self.of(like)
+        if known is None or not known.program.learn(example):
+            known = SymbolicType(SymbolicProgram(example), SymbolicProfile())
+        known.profile.learn(example.sizes, example.recording, profile)
+        known.recorded[example.sizes] = example.recording.digest
+        self._add(example.recording.digest, known)
+        if len(self._by_use) > _MOST:
+            forgotten, _ = self._by_use.popitem(last=False)
+            self._types = {name: each for name, each in self._types.items() if each is not forgotten}
+        return known
+
+    def _computes_constants(self, digests: Iterable[str], example: Example) -> bool:
         """Whether a block seems to compute constants from its sizes: these block types of it have others.
 
         One of them is the program of the example, and was predicted wrongly once. Where nothing was, the constants may
@@ -127,12 +133,6 @@ class SymbolicTypes:
         """
         known = (self._types[digest] for digest in self.one_of_each(digests))
         return any(each.was_mistaken and each.program.is_of(example) for each in known)
-
-    def refute(self, digests: Iterable[str], constants: Iterable[tuple[float, ...]]) -> None:
-        """Note that a block computes these constants from its sizes: the programs are not predicted with them."""
-        for digest in digests:
-            if (known := self._types.get(digest)) is not None:
-                known.constants.difference_update(constants)
 
     def follow(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
@@ -176,3 +176,8 @@ class SymbolicTypes:
     def recorded(self) -> set[str]:
         """The block types from which others are predicted."""
         return {name for known in self._types.values() for name in known.recorded.values()}
+
+
+def _alike(relatives: Mapping[str, Constants], example: Example) -> list[str]:
+    """Those of the block types at which the block has the constants that it has in the example."""
+    return [name for name, constants in relatives.items() if constants == example.recording.constants]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
+from ds_adacc.plan.symbolic_types import Constants
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
@@ -160,39 +161,32 @@ class Learner:
     ) -> KnownType:
         """The block type of a recording, measured if it is new. `relatives`: as of `Block.relatives`."""
         block, signature = incoming.block, incoming.signature
-        agreement, symbolic_types = self._controller.agreement, self._controller.new_sizes.symbolic_types
-        # Constants that are computed from the sizes make it another program at each size.
-        constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
-        alike = [name for name, its in constants.items() if its == recording.constants]
         example = Example(signature.sizes, recording)
-        if recording.digest not in agreement.known_types:
-            self._add_type(example, captured, symbolic_types.like(alike, example))
-        elif symbolic_types.of(recording.digest) is None:  # many other programs have come in between
-            like, profile = symbolic_types.like(alike, example), agreement.known_types[recording.digest].profile
-            symbolic_types.learn(recording.digest, like, example, profile)
-        symbolic_types.note(recording.digest, signature.sizes)
-        if symbolic_types.computes_constants(constants.keys() - alike, example):
-            symbolic_types.refute((*constants, recording.digest), {*constants.values(), recording.constants})
-        elif alike:
-            symbolic_types.confirm(recording.digest, recording.constants)
-        known = agreement.known_types[recording.digest]
+        constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
+        known = self._controller.agreement.known_types.get(recording.digest)
+        if known is None:
+            known = self._add_type(example, captured, constants)
+        else:
+            self._controller.new_sizes.symbolic_types.learn(example, known.profile, constants)
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def _add_type(self, example: Example, captured: Capture, like: str | None) -> None:
-        """Measure a new block type. `like`: the type that the program has at other sizes; None if there is none yet."""
+    def _add_type(self, example: Example, captured: Capture, relatives: Mapping[str, Constants]) -> KnownType:
+        """Measure a new block type. `relatives`: as of `SymbolicTypes.learn`."""
         controller, recording = self._controller, example.recording
         symbolic_types, adopter = controller.new_sizes.symbolic_types, controller.new_sizes.adopter
         controller.step.close()  # measuring operators would be counted as the step's own
+        like = symbolic_types.like(relatives, example)
         profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
         known = controller.agreement.add(recording.digest, recording, profile)
-        symbolic_types.learn(recording.digest, like, example, profile)
+        symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
             adopter.adopt(known, like)
         reason = controller.trials.admit(known, recording, captured)
         if reason is not None:
             self._warnings.unmeasurable(known.recording.name, reason)
+        return known
 
     def _find_outliers(self, variant: Variant, known: KnownType, tensors: RecordedTensors, anew: bool) -> None:
         """Find the outlier channels in the data. Channels that the variant has already stay, unless `anew` is true."""

@@ -15,13 +15,13 @@ from ds_adacc.program.symbolic_program import Example
 def learned(types, layers, *times):
     """The block types of a program with so many layers, at these sizes."""
     block = nn.Sequential(*(nn.Linear(zoo.WIDTH, zoo.WIDTH) for _ in range(layers)), nn.GELU())
-    digests = []
+    constants = {}
     for time in times:
         recording = record(block, (torch.randn(2, time, zoo.WIDTH, requires_grad=True),), {})
         example = Example(Sizes((2, time, zoo.WIDTH)), recording)
-        types.learn(recording.digest, next(iter(digests), None), example, profile_of(recording))
-        digests.append(recording.digest)
-    return digests
+        types.learn(example, profile_of(recording), constants)
+        constants[recording.digest] = recording.constants
+    return [*constants]
 
 
 def test_of_too_many_programs_the_least_recently_used_one_is_forgotten_with_all_its_sizes(monkeypatch):
