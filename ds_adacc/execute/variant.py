@@ -115,21 +115,22 @@ class Variant:
             order, count = (torch.where(is_finite, *pair) for pair in zip((order, count), before, strict=True))
         self.outliers[index] = order, count
 
-    def at_other_sizes(self, guards: Guards, digest: str, recording: Recording) -> Variant:
+    def at_other_sizes(self, guards: Guards, recording: Recording, has_varied_numbers: bool) -> Variant:
         """A variant of the same program at other sizes of its inputs, without a policy yet.
 
-        `recording` is the program at these sizes, and `digest` that of its block type. Where the last dimension of a
-        value follows them, its channels are positions, and the outliers found at one size are none at another.
+        `recording` is the program at these sizes. Where the last dimension of a value follows them, its channels are
+        positions, and the outliers found at one size are none at another.
         """
         values = recording.values
         return Variant(
             guards,
-            digest,
+            recording.digest,
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             ignored=self.ignored,
             doubt=self.doubt,
             is_predicted=True,
+            has_varied_numbers=has_varied_numbers,
             is_unseen=True,
             _recording=recording,
         )

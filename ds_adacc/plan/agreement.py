@@ -88,11 +88,10 @@ class Agreement:
         self.approvals.blocks = dict(state.errors)
         self.forward_order.restore(dict(state.orders), indices)
 
-    def add(self, digest: str, recording: Recording, profile: planner.Profile) -> KnownType:
+    def add(self, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
-        known = self.known_types[digest] = KnownType(recording.of_type(), profile)
-        if digest in self.agreed_types:
-            known.agreed = self.agreed_types[digest]
+        known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.agreed_types)
+        if known.agreed is not None:
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
         return known
 
@@ -236,9 +235,10 @@ class Agreement:
             self.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
             self.origins.pop(each.spec.name, None)
             self.unpriced.discard(each.spec.name)
-            self._agree(each)
+            self.agreed_types[each.spec.name] = each
         planned = [name for name in self.agreed_types if name not in self.origins]
-        self._disagree(planned[: -max(_REMEMBERED, len(agreed))])
+        for name in planned[: -max(_REMEMBERED, len(agreed))]:
+            del self.agreed_types[name]
         self.forward_order.forget_all_but(self.agreed_types)
         self.approvals.forget_all_but(self.agreed_types)
 
@@ -246,7 +246,7 @@ class Agreement:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
         self.origins[agreed.spec.name] = origin
         (self.unpriced.discard if is_priced else self.unpriced.add)(agreed.spec.name)
-        self._agree(replace(agreed, shares_inputs=False))
+        self.agreed_types[agreed.spec.name] = replace(agreed, shares_inputs=False)
         self.forward_order.follow(agreed.spec.name, origin)
 
     def note_use(self, digest: str) -> None:
@@ -256,24 +256,11 @@ class Agreement:
 
     def drop_adopted(self, names: Collection[str]) -> None:
         """Forget these adopted block types."""
-        self._disagree(names)
         self.forward_order.forget(set(names))
         self.unpriced.difference_update(names)
         for name in names:
-            del self.origins[name]
+            del self.origins[name], self.agreed_types[name]
             self.known_types.pop(name, None)
-
-    def _agree(self, agreed: AgreedType) -> None:
-        name = agreed.spec.name
-        self.agreed_types[name] = agreed
-        if name in self.known_types:
-            self.known_types[name].agreed = agreed
-
-    def _disagree(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.agreed_types.pop(name, None)
-            if name in self.known_types:
-                self.known_types[name].agreed = None
 
 
 def _shared(calls: int, blocks: int) -> int:

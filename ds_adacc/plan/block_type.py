@@ -62,21 +62,26 @@ class KnownType:
     calls were alive in some pass; None before one has ended. `outlier_channels` is the largest number of outlier
     channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
     `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
-    the section bounds them. `agreed` is None until the ranks have planned for the type. `_courses`: what is known of
-    calls under the policies of late. `_whole`: the places of the inputs that are only retained.
+    the section bounds them. `agreed_types`: those of the `Agreement`. `_courses`: what is known of calls under the
+    policies of late. `_whole`: the places of the inputs that are only retained.
     """
 
     recording: Recording
     profile: planner.Profile
+    agreed_types: Mapping[str, AgreedType] = field(repr=False)
     count: int = 1
     calls_per_block: int = 1
     fewest: int | None = None
     outlier_channels: dict[int, int] = field(default_factory=dict)
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False
-    agreed: AgreedType | None = None
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
     _whole: set[int] = field(default_factory=set, repr=False)
+
+    @property
+    def agreed(self) -> AgreedType | None:
+        """What the ranks have agreed on, or what it has adopted; None before that."""
+        return self.agreed_types.get(self.recording.digest)
 
     @property
     def in_force(self) -> AgreedType:

@@ -11,7 +11,6 @@ import torch
 from ds_adacc.log import get_logger, is_told
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
@@ -24,7 +23,6 @@ class Predicted(NamedTuple):
     `has_varied_numbers`: as of `SymbolicProgram`.
     """
 
-    known: KnownType
     recording: Recording
     has_varied_numbers: bool
 
@@ -58,7 +56,7 @@ class NewSizes:
         known = self._agreement.known_types.get(program.at(sizes) or "")
         if known is not None:
             predicted = as_block(known.recording, recording)
-            return Predicted(known, predicted, has_varied_numbers) if fits(predicted, inputs) else None
+            return Predicted(predicted, has_varied_numbers) if fits(predicted, inputs) else None
         predicted = program.program.at(sizes, example)
         if predicted is None or not fits(predicted, inputs):
             return None
@@ -67,12 +65,12 @@ class NewSizes:
             profile = program.profile.at(sizes, predicted)
             if profile is None:
                 return None
-            known = self._agreement.add(predicted.digest, predicted, profile)
+            known = self._agreement.add(predicted, profile)
             known.take_over(relative)
             self._tell(predicted, inputs, example)
         self.symbolic_types.follow(predicted.digest, like, sizes)
         self.adopter.adopt(known, like)
-        return Predicted(known, predicted, has_varied_numbers)
+        return Predicted(predicted, has_varied_numbers)
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1

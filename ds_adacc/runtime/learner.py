@@ -179,7 +179,7 @@ class Learner:
         controller.step.close()  # measuring operators would be counted as the step's own
         like = symbolic_types.like(relatives, example)
         profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
-        known = controller.agreement.add(recording.digest, recording, profile)
+        known = controller.agreement.add(recording, profile)
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
             adopter.adopt(known, like)

@@ -215,9 +215,8 @@ class Runtime:
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
-            if predicted is not None and predicted.known.recording.digest not in block.mispredicted:
-                variant = like.at_other_sizes(guards, predicted.known.recording.digest, predicted.recording)
-                variant.has_varied_numbers = predicted.has_varied_numbers
+            if predicted is not None and predicted.recording.digest not in block.mispredicted:
+                variant = like.at_other_sizes(guards, predicted.recording, predicted.has_varied_numbers)
                 self.controller.choose_policy(block, variant)
                 block.add(signature, variant)
                 return variant

@@ -133,13 +133,14 @@ def test_an_order_stands_that_all_ranks_agree_on():
 
 
 def test_a_narrowed_kind_keeps_only_what_the_block_may_use():
-    block_type = KnownType(None, planner.Profile(GRAPH, (), ((cost("group"), cost("token")),)))
+    block_type = KnownType(None, planner.Profile(GRAPH, (), ((cost("group"), cost("token")),)), {})
     block_type.narrow([("token",)])
     assert [c.codec for c in block_type.profile.codecs[0]] == ["token"]
 
 
 def test_errors_that_were_measured_are_not_taken_over_from_another_size():
-    own, other = (KnownType(None, planner.Profile(GRAPH, (), ((),)), errors=CodecErrors({})) for _ in range(2))
+    recording, profile = record(nn.GELU(), (torch.randn(2, requires_grad=True),), {}), planner.Profile(GRAPH, (), ((),))
+    own, other = (KnownType(recording, profile, {}, errors=CodecErrors({})) for _ in range(2))
     other.errors_are_measured = True
     own.take_over(other)
     assert own.errors is other.errors and own.errors_are_measured
@@ -258,9 +259,9 @@ def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():
 def test_a_kind_that_comes_back_counts_as_before():
     runs = runtime()
     step(runs, [block := Numbered()] * 6)
-    ((digest, block_type),) = runs.agreement.known_types.items()
+    (block_type,) = runs.agreement.known_types.values()
     runs.agreement.forget_all_but(())
-    assert runs.agreement.add(digest, block_type.recording, block_type.profile).count == 6
+    assert runs.agreement.add(block_type.recording, block_type.profile).count == 6
     assert block is not None
 
 
@@ -282,7 +283,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
         load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
-    (block_type,) = runs.agreement.known_types.values()
+    ((name, block_type),) = runs.agreement.known_types.items()
     (index,) = block_type.outlier_values
     for capacity in (1, 5):
         resized = runs.agreement.outlier_prices.at_capacity(block_type.profile, block_type, {index: capacity})
@@ -292,7 +293,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     assert block_type.outlier_codec(index) == "outlier"
     stores = tuple("outlier8" if i == index else None for i in range(len(block_type.profile.codecs)))
     policies = (replace(block_type.policies[0], stores=stores),)
-    block_type.agreed = replace(block_type.agreed, policies=policies)
+    runs.agreement.agreed_types[name] = replace(block_type.agreed, policies=policies)
     assert block_type.outlier_codec(index) == "outlier8"
     assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 

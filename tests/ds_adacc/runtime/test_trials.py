@@ -264,14 +264,14 @@ def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     """A block may run another policy at this size, whose profile does not have all the codecs of the trial's."""
     training = Training(**LOSSY, rectifier={"enabled": False})
     training.step()
-    (known,), agreement = training.runtime.agreement.known_types.values(), training.runtime.agreement
+    ((name, known),), agreement = training.runtime.agreement.known_types.items(), training.runtime.agreement
     assert training.runtime.controller.step.purpose is Purpose.TRY
     planned, profile = known.agreed, replace(known.profile, codecs=((),) * len(known.profile.codecs))
     policies = (planner.recompute_policy(profile),) * len(planned.policies)
-    known.agreed = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
+    agreement.agreed_types[name] = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
     agreement.approvals.max_error = 1e-6
     training.gradients(training.runtime.checkpoint)
-    known.agreed = planned
+    agreement.agreed_types[name] = planned
     results = training.runtime.controller.trials.results(training.runtime.controller.step)
     assert [found.error > 1e-6 for _, _, found in results] == [True] * LAYERS
 
