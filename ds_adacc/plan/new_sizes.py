@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.log import get_logger, is_told
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
@@ -28,15 +29,16 @@ class Predicted(NamedTuple):
 
 
 class NewSizes:
-    """Adds block types at other input sizes to an `Agreement`.
+    """Adds block types at other input sizes to an `Agreement`, and has them forgotten.
 
     Nothing is communicated: every rank adopts policies for the sizes that it meets itself.
     """
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement, blocks: BlockRegistry) -> None:
         self.symbolic_types = SymbolicTypes()
         self.adopter = Adopter(agreement, self.symbolic_types)
         self._agreement = agreement
+        self._blocks = blocks
         self._predicted = 0  # how many times
 
     def at_sizes(self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> Predicted | None:
@@ -81,10 +83,21 @@ class NewSizes:
             text = "%s: at the input size %s the program is predicted from those at other sizes (prediction %d)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
-    def drop_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:
-        """Forget the adopted block types but for `all_but` and the `most` used last; returns their names."""
+    def forget_adopted(self, all_but: Collection[str], most: int = 0) -> None:
+        """Forget the adopted block types, but for `all_but` and the `most` used last.
+
+        One that comes back is predicted again, and adopts from the plan that is then in force.
+        """
         names = [name for name in self._agreement.origins if name not in all_but]
         dropped = names[: max(len(self._agreement.origins) - most, 0)]
-        self._agreement.drop_adopted(dropped)
-        self.symbolic_types.forget(dropped)
-        return dropped
+        if dropped:
+            self._agreement.drop_adopted(dropped)
+            self.symbolic_types.forget(dropped)
+            for block in self._blocks.all():
+                block.forget(dropped)
+            self.forget_unused()
+
+    def forget_unused(self) -> None:
+        """Forget the block types of which no block has a variant, and from which no other is predicted or adopted."""
+        kept = {variant.digest for _, variant in self._blocks.variants()}
+        self._agreement.forget_all_but(kept | {*self.symbolic_types.recorded, *self._agreement.origins.values()})

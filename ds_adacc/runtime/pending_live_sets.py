@@ -25,14 +25,14 @@ class PendingLiveSets:
     plan for them needs their order.
     """
 
-    def __init__(self, agreement: Agreement, adopter: Adopter, planned: Iterable[LiveSet] = ()) -> None:
+    def __init__(self, agreement: Agreement, adopter: Adopter) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
         # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
         self._adopter = adopter
         # what has run of late and has a plan, with the most calls of each block type for which it has one
-        self._planned: dict[LiveSet, Alive] = {names: Counter() for names in planned}
+        self._planned: dict[LiveSet, Alive] = {names: Counter() for names in agreement.live_sets}
         self._outgrown: set[LiveSet] = set()  # has a plan, and is worth another one
         self.wants_observation = False
         self._asked: weakref.WeakSet[Block] = weakref.WeakSet()  # have called for a plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
@@ -11,21 +11,17 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
-from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.trials import Trials
 
 
 class PolicyChooser:
-    """Chooses what the variants of the blocks run, and forgets the variants that no plan needs."""
+    """Chooses what the variants of the blocks run."""
 
-    def __init__(
-        self, blocks: BlockRegistry, agreement: Agreement, new_sizes: NewSizes, trials: Trials, binder: Binder
-    ) -> None:
+    def __init__(self, blocks: BlockRegistry, agreement: Agreement, trials: Trials, binder: Binder) -> None:
         self._blocks = blocks
         self._agreement = agreement
-        self._new_sizes = new_sizes
         self._trials = trials
         self._binder = binder
 
@@ -91,21 +87,3 @@ class PolicyChooser:
         if own.is_lossy(index):
             return None
         return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)
-
-    def forget_adopted(self, all_but: Collection[str], most: int = 0) -> None:
-        """Forget the block types at predicted input sizes, but for `all_but` and the `most` used last.
-
-        One that comes back is predicted again, and adopts from the plan that is then in force.
-        """
-        digests = self._new_sizes.drop_adopted(all_but, most)
-        if digests:
-            for block in self._blocks.all():
-                block.forget(digests)
-            self.forget_unused_types()
-
-    def forget_unused_types(self) -> None:
-        """Forget the block types of which no block has a variant, and from which no other is predicted or adopted."""
-        kept = {variant.digest for _, variant in self._blocks.variants()}
-        kept |= {*self._new_sizes.symbolic_types.recorded, *self._agreement.origins.values()}
-        self._agreement.forget_all_but(kept)
-        self._trials.forget_all_but(kept)

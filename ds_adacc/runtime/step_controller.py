@@ -87,9 +87,9 @@ class StepController:
         self.blocks = BlockRegistry(state.blocks)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
-        self.new_sizes = NewSizes(self.agreement)
+        self.new_sizes = NewSizes(self.agreement, self.blocks)
         self.trials = Trials(self.agreement, self._binder, self.tracks, state.errors)
-        self.chooser = PolicyChooser(self.blocks, self.agreement, self.new_sizes, self.trials, self._binder)
+        self._chooser = PolicyChooser(self.blocks, self.agreement, self.trials, self._binder)
         self.calibration = Calibration(state.corrected)
         self.plan: Plan | None = state.plan
         self.observation: Observation | None = state.observation
@@ -98,7 +98,7 @@ class StepController:
         self.schedule = state.schedule
         if self.tracks:
             self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
-        self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter, planned=state.agreement.live_sets)
+        self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter)
         self._corrections: Mapping[str, Correction] = {}  # of what waits
         self._planned_in = self.schedule.ended  # the step that made the last plan, or was the last before a resume
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
@@ -284,9 +284,9 @@ class StepController:
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
-        self.chooser.forget_adopted(all_but={*plan.policies, *adopted})
+        self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted})
         self.choose_policies([*plan.policies, *adopted])
-        self.chooser.forget_unused_types()
+        self.new_sizes.forget_unused()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan
 
@@ -298,15 +298,15 @@ class StepController:
         """
         if self.step.observer is None:
             needed = {*self.step.current_pass.called, *self.pending.names, *self.trials.late}
-            self.chooser.forget_adopted(needed, _MOST_ADOPTED)
+            self.new_sizes.forget_adopted(needed, _MOST_ADOPTED)
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""
-        self.chooser.choose_policy(block, variant, self.step)
+        self._chooser.choose_policy(block, variant, self.step)
 
     def choose_policies(self, digests: Iterable[str]) -> None:
         """Choose anew what the variants of these block types run, by the policies in force, for this step."""
-        self.chooser.choose_policies(digests, self.step)
+        self._chooser.choose_policies(digests, self.step)
 
     # -- requests from other modules
 
