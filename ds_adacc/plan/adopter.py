@@ -51,7 +51,7 @@ class Adopter:
         """
         fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
         for names in sorted(fit, key=sorted):
-            self.follow(names)
+            self.note_planned(names)
         recorded = self._symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
         return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
 
@@ -78,11 +78,11 @@ class Adopter:
             return False
         if peak_without(agreement, alive) < _OUTGROWN * self._peak_of(planned):
             return False
-        agreement.forward_order.follow_order(alive, origins)
+        agreement.forward_order.copy_order(alive, origins)
         return True
 
-    def follow(self, live_set: LiveSet) -> None:
-        """The other sizes of its programs adopt from this live set, which was planned for, if it is the largest."""
+    def note_planned(self, live_set: LiveSet) -> None:
+        """Note that this live set was planned for. The other sizes of its programs adopt from the largest such one."""
         programs = self._programs(live_set)
         without = self._peak_of(live_set) if programs else 0
         for name, program in programs.items():
@@ -203,7 +203,7 @@ class Adopter:
         if known.agreed is None:
             self._adopt(known, like)
         elif not self._agreement.forward_order.names(known.recording.digest):
-            self._agreement.forward_order.follow(known.recording.digest, like)
+            self._agreement.forward_order.copy_indices(known.recording.digest, like)
 
     def _origin(self, name: str) -> str:
         """The block type from which this one adopts, or has adopted; its own name if there is none.

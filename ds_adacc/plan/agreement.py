@@ -247,14 +247,14 @@ class Agreement:
         self.origins[agreed.spec.name] = origin
         (self.unpriced.discard if is_priced else self.unpriced.add)(agreed.spec.name)
         self.agreed_types[agreed.spec.name] = replace(agreed, shares_inputs=False)
-        self.forward_order.follow(agreed.spec.name, origin)
+        self.forward_order.copy_indices(agreed.spec.name, origin)
 
     def note_use(self, digest: str) -> None:
         """Note that a block of this type is called: of the adopted types, those used last are kept longest."""
         if digest in self.origins:
             self.origins.move_to_end(digest)
 
-    def drop_adopted(self, names: Collection[str]) -> None:
+    def forget_adopted(self, names: Collection[str]) -> None:
         """Forget these adopted block types."""
         self.forward_order.forget(set(names))
         self.unpriced.difference_update(names)

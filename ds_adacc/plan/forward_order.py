@@ -94,13 +94,13 @@ class ForwardOrder:
         self.orders = {**self.orders, **dict.fromkeys(ordered, ())}
         return bool(ordered)
 
-    def follow(self, digest: str, like: str) -> None:
+    def copy_indices(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""
         for indices in self._indices.values():
             if like in indices:
                 indices[digest] = indices[like]
 
-    def follow_order(self, alive: Alive, like: Mapping[str, str]) -> None:
+    def copy_order(self, alive: Alive, like: Mapping[str, str]) -> None:
         """Give a live set the order of another one, if each block type has as many calls as its like."""
         order, back = self.orders.get(frozenset(like.values()), ()), {other: name for name, other in like.items()}
         if len(back) == len(like) and all(order.count(like[name]) == calls for name, calls in alive.items()):

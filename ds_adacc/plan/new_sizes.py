@@ -41,12 +41,13 @@ class NewSizes:
         self._blocks = blocks
         self._predicted = 0  # how many times
 
-    def at_sizes(self, like: str, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> Predicted | None:
+    def predict(self, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> Predicted | None:
         """What a block is at these input sizes, as predicted from other sizes.
 
-        `example` is the block's recording as the block type `like`. None if the recordings so far do not tell.
+        `example` is the block's recording at other sizes. None if the recordings so far do not tell.
         """
-        program, recording = self.symbolic_types.of(like), example.recording
+        recording, like = example.recording, example.recording.digest
+        program = self.symbolic_types.of(like)
         relative = self._agreement.known_types.get(like)
         if program is None or relative is None or self._agreement.budget.limit is None:
             return None
@@ -70,7 +71,7 @@ class NewSizes:
             known = self._agreement.add(predicted, profile)
             known.take_over(relative)
             self._tell(predicted, inputs, example)
-        self.symbolic_types.follow(predicted.digest, like, sizes)
+        self.symbolic_types.note_predicted(predicted.digest, like, sizes)
         self.adopter.adopt(known, like)
         return Predicted(predicted, has_varied_numbers)
 
@@ -91,7 +92,7 @@ class NewSizes:
         names = [name for name in self._agreement.origins if name not in all_but]
         dropped = names[: max(len(self._agreement.origins) - most, 0)]
         if dropped:
-            self._agreement.drop_adopted(dropped)
+            self._agreement.forget_adopted(dropped)
             self.symbolic_types.forget(dropped)
             for block in self._blocks.all():
                 block.forget(dropped)

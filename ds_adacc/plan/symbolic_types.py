@@ -134,7 +134,7 @@ class SymbolicTypes:
         known = (self._types[digest] for digest in self.one_of_each(digests))
         return any(each.was_mistaken and each.program.is_of(example) for each in known)
 
-    def follow(self, digest: str, like: str, sizes: Sizes) -> None:
+    def note_predicted(self, digest: str, like: str, sizes: Sizes) -> None:
         """Note that this block type is predicted to be the program of `like` at these sizes."""
         known = self._types[like]
         self._add(digest, known)

@@ -61,7 +61,7 @@ class PendingLiveSets:
         if not is_planned:  # what has got other policies may be too large now beside others
             self._planned = {names: each for names, each in self._planned.items() if names.isdisjoint(live_set)}
         if live_set in self._agreement.live_sets:  # another rank may have met it first
-            self._adopter.follow(live_set)
+            self._adopter.note_planned(live_set)
         elif self._adopter.outgrow(alive):
             self._outgrown.add(live_set)
         if len(self._planned) >= _MOST_PLANNED:

@@ -214,7 +214,7 @@ class Runtime:
         for digest in new_sizes.symbolic_types.one_of_each(relatives):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
-            predicted = new_sizes.at_sizes(digest, example, signature.sizes, incoming.call.inputs)
+            predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)
             if predicted is not None and predicted.recording.digest not in block.mispredicted:
                 variant = like.at_other_sizes(guards, predicted.recording, predicted.has_varied_numbers)
                 self.controller.choose_policy(block, variant)

@@ -46,11 +46,11 @@ def test_a_block_that_runs_as_another_type_now_gives_up_its_place():
 def test_larger_inputs_follow_the_order_of_smaller_ones_if_they_have_as_many_calls():
     order = ForwardOrder()
     order.learn(seen("ab", others="c"), {"x", "y"})
-    order.follow_order({"large": 2, "y": 1}, {"large": "x", "y": "y"})
+    order.copy_order({"large": 2, "y": 1}, {"large": "x", "y": "y"})
     assert order.orders[frozenset({"large", "y"})] == ("large", "large", "y")
-    order.follow_order({"larger": 4, "y": 1}, {"larger": "x", "y": "y"})
-    order.follow_order({"unknown": 2}, {"unknown": "z"})
-    order.follow_order({"one": 2, "other": 2}, {"one": "x", "other": "x"})
+    order.copy_order({"larger": 4, "y": 1}, {"larger": "x", "y": "y"})
+    order.copy_order({"unknown": 2}, {"unknown": "z"})
+    order.copy_order({"one": 2, "other": 2}, {"one": "x", "other": "x"})
     assert order.orders.keys() == {frozenset({"x", "y"}), frozenset({"large", "y"})}
 
 
