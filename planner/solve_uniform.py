@@ -79,9 +79,9 @@ def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
     program = UniformModel(problem)
     try:
         optimal = program.minimise_peak(max_seconds)
-    except NoSolutionInTime as error:
+    except NoSolutionInTime:
         # That no policies fit is known. Which budget would do is not: a simple rule's will.
-        raise InfeasibleBudget(budget, leanest(problem, str(error)).peak, proven=False) from None
+        raise InfeasibleBudget(budget, leanest(problem).peak, proven=False) from None
     solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
         raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ds_adacc.planner.problem import Problem
@@ -61,7 +62,7 @@ def least_peak_in_process(problem: Problem, *, max_seconds: float) -> Solution:
     try:
         solution = in_process(least_peak, parts, max_seconds=max_seconds)
     except (NoAnswer, NoSolutionInTime) as error:
-        solution = leanest(parts, str(error))
+        solution = replace(leanest(parts), fallback=str(error))
     return merged(problem, solution)
 
 

@@ -37,9 +37,9 @@ def without_solver(problem: Problem, budget: int, why: str) -> Solution:
     return replace(min(fitting, key=lambda solution: (solution.added_seconds, solution.error)), fallback=why)
 
 
-def leanest(problem: Problem, why: str) -> Solution:
+def leanest(problem: Problem) -> Solution:
     """The policies of the smallest peak that simple rules find."""
-    return replace(_descend(problem, _candidates(problem), 0), fallback=why)
+    return _descend(problem, _candidates(problem), 0)
 
 
 def _check(problem: Problem, budget: int, smallest: int, why: str) -> None:

@@ -49,7 +49,7 @@ def explained(
         "Both budgets are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
         "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]
-    solutions = [planner.leanest(problem, "") for problem in problems]
+    solutions = [planner.leanest(problem) for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
     in_one_block = solution.peak - sum(solution.held)
     if all(_runs_little(block_type, recordings) for block_type in problem.block_types):

@@ -120,7 +120,7 @@ class _Planning:
                 return group
         if new:
             of = self.request.problem(new)
-            group = self._with_policies(planner.leanest(of, group.shortfall), of, group)
+            group = self._with_policies(planner.leanest(of), of, group)
             if is_mixed or not group.unfit(self.budget):
                 return group
         least_peak = planner.least_peak_in_process(group.problem, max_seconds=self.config.solver.max_seconds)

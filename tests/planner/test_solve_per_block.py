@@ -192,7 +192,7 @@ def test_a_refusal_names_the_smallest_budget_that_is_known(gpt, monkeypatch):
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "least_peak", late)
     with pytest.raises(InfeasibleBudget) as refusal:
         solve_per_block(problem, 1, max_seconds=60)
-    assert refusal.value.smallest == of_one_policy.value.smallest < leanest(problem, "late").peak
+    assert refusal.value.smallest == of_one_policy.value.smallest < leanest(problem).peak
     assert not refusal.value.proven
 
 

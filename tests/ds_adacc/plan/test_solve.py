@@ -65,7 +65,7 @@ def busy(problem, *_, max_seconds):
 @pytest.fixture
 def no_solver(monkeypatch):
     monkeypatch.setattr(planner, "solve_in_process", busy)
-    monkeypatch.setattr(planner, "least_peak_in_process", lambda problem, max_seconds: planner.leanest(problem, "busy"))
+    monkeypatch.setattr(planner, "least_peak_in_process", lambda problem, max_seconds: planner.leanest(problem))
 
 
 def peak(block_type, policy):
@@ -81,9 +81,7 @@ def test_a_new_block_type_takes_the_leanest_policies_known_while_others_are_in_f
     solved = partial(solve, request, 1, CONFIG, in_force)
     group, _ = solved(Forgiven.ALL)
     assert [each.name for each in group.block_types] == ["new"] and group.shortfall
-    assert (
-        group.solution.peak == planner.leanest(group.problem, "").peak < peak(new, planner.retain_policy(new.profile))
-    )
+    assert group.solution.peak == planner.leanest(group.problem).peak < peak(new, planner.retain_policy(new.profile))
     with pytest.raises(planner.NoSolutionInTime):
         solved(Forgiven.NONE)
 
@@ -122,14 +120,14 @@ def test_where_no_plan_fits_beside_a_new_block_type_the_others_keep_their_polici
     (group,) = solve(together, 1, CONFIG, {"old": kept}, Forgiven.ALL)
     chosen = dict(zip((each.name for each in group.block_types), group.solution.policies, strict=True))
     assert chosen["old"] == kept
-    assert set(chosen["new"]) == {planner.leanest(planner.Problem((new,)), "").policies[0][0]}
+    assert set(chosen["new"]) == {planner.leanest(planner.Problem((new,))).policies[0][0]}
     assert chosen["new"][0] != planner.recompute_policy(new.profile)
 
 
 def test_a_new_group_that_simple_rules_do_not_fit_takes_the_smallest_peak_found(monkeypatch):
     """An error may name that peak as the smallest budget: who enters it gets a plan that keeps it."""
     monkeypatch.setattr(planner, "solve_in_process", busy)
-    monkeypatch.setattr(planner, "leanest", lambda problem, why: planner.everywhere(planner.retain_policy, problem))
+    monkeypatch.setattr(planner, "leanest", lambda problem: planner.everywhere(planner.retain_policy, problem))
     block_type = chain("a", 100)
     least = planner.least_peak_in_process(planner.Problem((block_type,)), max_seconds=5.0).peak
     assert least < peak(block_type, planner.retain_policy(block_type.profile))
