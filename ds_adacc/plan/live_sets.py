@@ -55,13 +55,13 @@ class Component:
         # A policy that holds less may need more while its block's backward runs, which broke the budget of another live
         # set. The policies of the smallest peak that all block types can have together are lean in both.
         least = planner.least_peak_in_process(self.problem, max_seconds=seconds / 2)
-        solution = self.evaluate(least.policies)
+        solution = replace(self.evaluate(least.policies), fallback=least.fallback)
         if solution.peak > budget:
             raise planner.InfeasibleBudget(budget, solution.peak, proven=False)
         # These were chosen for their bytes alone. Others may be quicker at the same peak.
         with contextlib.suppress(planner.InfeasibleBudget, planner.NoSolutionInTime):
             found = planner.solve_in_process(self.problem, least.peak, max_seconds=seconds / 2)
-            quick = self.evaluate(found.policies)
+            quick = replace(self.evaluate(found.policies), fallback=found.fallback)
             if quick.peak <= budget and quick.added_seconds < solution.added_seconds:
                 solution = quick
         return solution

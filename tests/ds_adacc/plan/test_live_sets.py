@@ -1,5 +1,7 @@
 """Component live sets, against every choice of policies for small random block types."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,3 +177,18 @@ def test_baselines_are_of_the_live_set_that_takes_the_most():
     baselines = {each.name: each for each in compare([solved(request, 40)], 28)}
     assert (baselines["retain all"].peak, baselines["retain all"].fits) == (28, True)
     assert not compare([solved(request, 40)], 27)[0].fits
+
+
+def test_simple_rules_that_take_the_place_of_the_solver_are_told(monkeypatch):
+    """No solution of one live set does for both, and the search for the smallest peak gives no answer."""
+
+    def refused(problem, budget, *, max_seconds):
+        raise planner.InfeasibleBudget(budget, budget + 1)
+
+    def by_rules(problem, *, max_seconds):
+        return replace(planner.leanest(problem), fallback="the machine is busy")
+
+    monkeypatch.setattr(planner, "solve_in_process", refused)
+    monkeypatch.setattr(planner, "least_peak_in_process", by_rules)
+    group = solved(request_of(*(block_type(name, [8], (0, 0), packed=2) for name in "abc")), 40)
+    assert group.solution.fallback == "the machine is busy"
