@@ -92,8 +92,6 @@ class Adopter:
     def _is_leaner(self, name: str, origin: str) -> bool:
         """Whether a block of this type runs a policy that is neither the one of its origin nor to retain everything."""
         types = self._agreement.agreed_types
-        if name == origin or origin not in types:
-            return False
         retain = planner.retain_policy(types[name].spec.profile)
         pairs = zip(types[name].policies, types[origin].policies, strict=True)
         return any(own not in (retain, inherited) for own, inherited in pairs)
@@ -170,12 +168,8 @@ class Adopter:
 
         Returns its block type for each of these, by name; none at all if there is no such live set.
         """
-        types = self._agreement.known_types
-        for unfit in self._agreement.unfit:
-            below = self._matched(names, unfit)
-            if below and all(types[name].agreed for name in unfit):
-                return below
-        return {}
+        found = (self._matched(names, unfit) for unfit in self._agreement.unfit)
+        return next(filter(None, found), {})
 
     def _matched(self, names: Collection[str], smaller: Collection[str]) -> Mapping[str, str]:
         """For each block type of `names`, one of `smaller` that is the same program and in no size larger.
@@ -290,7 +284,7 @@ class Adopter:
     def _programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
         """The program of each of these block types; none at all if this rank does not know one, or if two share one."""
         programs = self._known_programs(names)
-        return programs if len(programs) == len(names) and not self._has_two_sizes(names) else {}
+        return programs if len(set(programs.values())) == len(names) else {}
 
     def _known_programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
         """The program of each of these block types of which this rank knows it."""
