@@ -48,12 +48,9 @@ class NewSizes:
         """
         recording, like = example.recording, example.recording.digest
         program = self.symbolic_types.of(like)
-        relative = self._agreement.known_types.get(like)
-        if program is None or relative is None or self._agreement.budget.limit is None:
+        if program is None or self._agreement.budget.limit is None:
             return None
-        if recording.constants not in program.constants:
-            return None
-        if not program.program.tells(sizes, example):
+        if recording.constants not in program.constants or not program.program.tells(sizes, example):
             return None
         has_varied_numbers = bool(sizes.numbers) and program.program.has_varied_numbers
         known = self._agreement.known_types.get(program.at(sizes) or "")
@@ -69,7 +66,7 @@ class NewSizes:
             if profile is None:
                 return None
             known = self._agreement.add(predicted, profile)
-            known.take_over(relative)
+            known.take_over(self._agreement.known_types[like])
             self._tell(predicted, inputs, example)
         self.symbolic_types.note_predicted(predicted.digest, like, sizes)
         self.adopter.adopt(known, like)

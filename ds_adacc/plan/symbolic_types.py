@@ -98,11 +98,12 @@ class SymbolicTypes:
         `relatives`: the block types that the recorded block has at other sizes, and its constants there.
         """
         digest, constants = example.recording.digest, example.recording.constants
-        known = self._types.get(digest) or self._add_recorded(example, profile, self.like(relatives, example))
-        known.program.note(example.sizes)
-        # The type may have been recorded with other numbers before: these have no part in the program.
-        first = next((its for its, name in known.recorded.items() if name == digest), example.sizes)
-        known.program.note_equal(example.sizes, first)
+        known = self._types.get(digest)
+        if known is None:
+            known = self._add_recorded(example, profile, self.like(relatives, example))
+        else:  # recorded with other numbers, perhaps: these have no part in the program
+            first = next((its for its, name in known.recorded.items() if name == digest), example.sizes)
+            known.program.note_equal(example.sizes, first)
         alike = _alike(relatives, example)
         if self._computes_constants(relatives.keys() - alike, example):
             for each in filter(None, map(self.of, (*relatives, digest))):

@@ -71,7 +71,7 @@ class SymbolicProgram:
         self._skeleton = example.skeleton
         self._ranges = [(number, number) for number in example.sizes.numbers]
         self._lengths_with: dict[tuple[int, ...], set[Hashable]] = {}
-        self.note(example.sizes)
+        self._note(example.sizes)
         bounds: list[LengthBound] = []
         extract_numbers((LengthBound,), self._skeleton, bounds)
         self._bounds = sorted({bound.number for bound in bounds})
@@ -107,7 +107,7 @@ class SymbolicProgram:
         if not (self.is_of(example) and self._has_as_many(example.sizes)):
             return False
         numbers, before = _numbers(example.opened), list(zip(*self._lengths_with, strict=True))
-        self.note(example.sizes)
+        self._note(example.sizes)
         known = zip(self._sizes, self._numbers, strict=True)
         self._is_dependent |= any(sizes.lengths == example.sizes.lengths and its != numbers for sizes, its in known)
         if example.sizes in self._sizes:
@@ -120,10 +120,8 @@ class SymbolicProgram:
             self._sizes, self._numbers = [*self._sizes, example.sizes], [*self._numbers, numbers]
         return True
 
-    def note(self, sizes: Sizes) -> None:
+    def _note(self, sizes: Sizes) -> None:
         """Note that the program was recorded at these sizes."""
-        if not self._has_as_many(sizes):
-            return
         self._lengths_with.setdefault(sizes.numbers, set()).add(sizes.lengths)
         self._ranges = [
             (min(low, number), max(high, number))
@@ -131,9 +129,10 @@ class SymbolicProgram:
         ]
 
     def note_equal(self, sizes: Sizes, others: Sizes) -> None:
-        """Note that recordings at these sizes and at the others are equal, but for constants."""
-        if not (self._has_as_many(sizes) and self._has_as_many(others)):
+        """Note a recording at these sizes that is equal, but for constants, to an example, which has the others."""
+        if not self._has_as_many(sizes):
             return
+        self._note(sizes)
         pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
         self._independent |= {place for place, (number, other) in pairs if number != other}
 
