@@ -20,6 +20,8 @@ UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Funct
 CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
 STATISTICS = "reads or updates running statistics, and writes to them are not counted"
 REPLACED = "gives a tensor other memory"  # as it was in the recorded call
+# As torch.nn.utils.parametrize does at each registration. It counts as a write, so no version tells of real ones.
+PARAMETRIZED = "reads a parameter that is parametrized anew in each call"
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators

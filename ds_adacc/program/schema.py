@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import Constant, tensors_in
+from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.recorded_op import RecordedOp
 
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
@@ -32,6 +33,14 @@ def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
         items = value if isinstance(value, tuple | list) else (value,)
         written.extend(item for item in items if isinstance(item, torch.Tensor))
     return written
+
+
+def keeps_memory(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether `func` gives a tensor the memory that it has already: nothing is other than before."""
+    if func is not torch.ops.aten.set_.source_Tensor:
+        return False
+    tensor, source = args
+    return storage_of(tensor) == storage_of(source) and Geometry.of(tensor, 0) == Geometry.of(source, 0)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ds_adacc.program.refusals import (
     COLLECTIVE,
     COMPILED,
     OPAQUE,
+    PARAMETRIZED,
     REPLACED,
     STATISTICS,
     TAINTED,
@@ -63,6 +64,7 @@ class Draft:
         self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # that batch norms have updated, which counts as no write
+        self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
@@ -102,6 +104,7 @@ class Draft:
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
+        readers |= {op.index: PARAMETRIZED for op in self._ops if self._reads_parametrized(op)}
         return recording.refuse({**unsure(recording, self._turn, self._masks), **readers, **self.draws.refusals()})
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -111,6 +114,16 @@ class Draft:
             return (), ()  # never replayed; subgraphs, process groups and memory must not be kept alive
         named = tuple((name, self.encode(value)) for name, value in kwargs.items())
         return with_constants(func, (self.encode(without_statistics(func, args)), named))
+
+    def note_own_memory(self, tensor: torch.Tensor) -> bool:
+        """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
+        found = self.known.find(tensor)
+        if isinstance(found, ParameterRef):
+            self._parametrized.add(found.index)
+        return isinstance(found, ParameterRef)
+
+    def _reads_parametrized(self, op: RecordedOp) -> bool:
+        return any(type(ref) is ParameterRef and ref.index in self._parametrized for ref in op.sources)
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""

@@ -20,6 +20,7 @@ from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
     generator_states,
     has_dynamic_shape,
+    keeps_memory,
     reveals_data,
     written_tensors,
 )
@@ -89,6 +90,8 @@ class Recorder(TorchDispatchMode):
             with self._noting():
                 self._running.note(func, (args, kwargs), result)
             return result
+        if keeps_memory(func, args) and self.draft.note_own_memory(args[0]):
+            return func(*args, **kwargs)
         if self._casts.makes(func, args, kwargs):
             return self._casts.add(args[0], func(*args, **kwargs))
         encoded = states = None

@@ -5,8 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import zoo
 from recomputing import compare, recomputing
 from torch import nn
+from torch.nn.utils import parametrize
+
+from ds_adacc.program.refusals import PARAMETRIZED
 
 WIDTH = 8
 
@@ -105,3 +109,46 @@ def test_a_write_before_backward_is_an_error_also_in_the_call_that_was_recorded(
     moved(block).add_(1)
     with pytest.raises(RuntimeError, match=r"value buffer\..* of shape \(8,\).*modified by an in-place operation"):
         output.sum().backward()
+
+
+class Added(nn.Module):
+    def __init__(self, delta):
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, weight):
+        return weight + self.delta
+
+
+class Parametrized(nn.Module):
+    """A frozen weight is parametrized by an adapter for the time of one call, as by peft's `target_parameters`."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.randn(2, WIDTH))
+
+    def forward(self, x):
+        parametrize.register_parametrization(self.base, "weight", Added(self.down @ self.up))
+        try:
+            with parametrize.cached():
+                return x + self.base(x.sin()).tanh()
+        finally:
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+
+
+def test_a_weight_that_is_parametrized_in_each_call_leaves_the_rest_recomputed():
+    compare(Parametrized, 3, lambda block, step: (torch.randn(2 + step, WIDTH),))
+
+
+def test_a_weight_that_is_parametrized_again_before_backward_has_changed_nothing():
+    work, block, x = recomputing(), Parametrized(), torch.randn(2, WIDTH)
+    twice = zoo.gradients(block, (x,), {}, lambda x: block(block(x)))
+    for _ in range(2):  # recorded, and as recorded
+        found = zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, work.checkpoint(block, x)))
+        zoo.assert_same_bits(twice, found)
+    for variant in work.blocks.all()[0].variants():
+        refusals = [(op.short_name, op.refusal) for op in variant.recording.ops]
+        # Torch computes the weight once when it is parametrized, to see whether its looks stay, and once for the layer.
+        weight, rest = ("add", PARAMETRIZED), ["addmm", "tanh", "add"]
+        assert refusals == [("mm", None), weight, ("sin", None), weight, *((name, None) for name in rest)]
