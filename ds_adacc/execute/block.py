@@ -110,14 +110,18 @@ class Block:
         return {name: len(each) for name, each in values.items()}
 
     def recorded_sizes(self, signature: Signature, guards: Guards) -> int:
-        """At how many sizes of its tensors it was recorded, with all else the same.
+        """At how many sizes of its tensors it was recorded, with all else the same; 0 if it was predicted at another.
 
         That of a new call, which is about to be recorded, counts too.
         """
         numbers = signature.sizes.numbers
-        alike = ((known, variant) for known, variant in self._variants if variant.holds(guards))
-        recorded = (known for known, variant in alike if not variant.is_predicted)
-        return 1 + sum(known.sizes.numbers == numbers and differ_in_sizes(known, signature) for known in recorded)
+        alike = [
+            variant
+            for known, variant in self._variants
+            if known.sizes.numbers == numbers and variant.holds(guards) and differ_in_sizes(known, signature)
+        ]
+        is_predicted = any(variant.is_predicted for variant in alike)
+        return 0 if is_predicted else 1 + sum(variant.is_recorded for variant in alike)
 
     def note_changes(self, guards: Guards) -> None:
         """Note what has changed since its last call, now that it is recorded under these guards."""

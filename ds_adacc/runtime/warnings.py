@@ -126,11 +126,11 @@ class Warnings:
         if count >= _MANY_VALUES:
             self._tell(
                 block,
-                "block %s has been recorded at %d sizes of its tensors, as what it does at one size does not tell what "
-                "it does at another: a shape in it depends on data, say, or it computes with a number made of a size. "
-                "So it is recorded at each new size, and such a call takes several times as long. If sizes are new at "
-                "most steps, pad the batches to a few sizes, or compute in a block of another class, or outside of "
-                "blocks, what depends on data (adacc.blocks)",
+                "block %s has been recorded at %d sizes of its tensors, and these do not tell yet what it does at "
+                "another. Where batch sizes vary beside lengths, a few more may tell. Where a shape in it depends on "
+                "data, say, or it computes with a number made of a size, it is recorded at each new size, and such a "
+                "call takes several times as long. If that goes on, pad the batches to a few sizes, or compute in a "
+                "block of another class, or outside of blocks, what depends on data (adacc.blocks)",
                 count,
             )
 

@@ -534,6 +534,24 @@ def test_a_block_that_is_recorded_at_each_size_is_told_of_once(caplog):
     assert work.recordings == 10
 
 
+def test_sizes_at_which_a_prediction_is_verified_are_not_told_of(caplog):
+    """Tracking steps record a block at sizes that were predicted. That is no sign that they could not be."""
+    training = Training(rectifier={"max_interval": 1})
+    for time in range(20, 34):
+        training.compare(time)
+    assert training.purposes.count(Purpose.TRACK) >= 8
+    assert training.runtime.recordings >= LAYERS + 10
+    assert "sizes of its tensors" not in caplog.text
+
+
+def test_sizes_at_which_a_block_cannot_be_recorded_are_not_told_of(caplog):
+    work, block = recomputing(), nn.GRUCell(zoo.WIDTH, zoo.WIDTH)
+    for count in range(1, 11):
+        zoo.gradients(block, (torch.randn(count, zoo.WIDTH),), {}, functools.partial(work.checkpoint, block))
+    assert "GRUCell runs without ds_adacc" in caplog.text
+    assert "sizes of its tensors" not in caplog.text
+
+
 def test_after_a_new_plan_policies_are_adopted_from_it():
     training = Training(rectifier={"enabled": False})
     for time in (20, 30, 40, 50, 20):
