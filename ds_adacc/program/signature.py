@@ -74,7 +74,11 @@ def surroundings() -> str | None:
     if autograd._top_saved_tensors_default_hooks(True) is not None:
         return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
     if torch._C._current_graph_task_id() != -1:
-        return "it is called within a backward, as torch.utils.checkpoint does with use_reentrant=True"
+        return (
+            "it is called within a backward, as by cached losses (GradCache), or by torch.utils.checkpoint with "
+            "use_reentrant=True. If this is so in every step, ds_adacc saves no memory: disable it "
+            '("adacc": {"enabled": false}), and turn gradient checkpointing on'
+        )
     if torch._C._functorch.maybe_current_level() is not None:
         return "it is called within a transform of torch.func"
     if not autograd._saved_tensors_hooks_is_enabled():

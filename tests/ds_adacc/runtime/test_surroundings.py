@@ -376,3 +376,29 @@ def test_a_model_whose_blocks_all_run_plain_is_not_told_that_none_has_run(caplog
         adacc.end_step()
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1 and "runs without ds_adacc, under plain autograd" in warned[0]
+
+
+def cached(run, block, x):
+    """The gradients of a cached loss (GradCache): a hook on the embeddings runs the forward again, within backward."""
+    with torch.no_grad():
+        embeddings = run(block, x).requires_grad_()
+
+    def run_again(gradient):
+        with torch.enable_grad():
+            again = run(block, x)
+        again.backward(gradient)
+
+    embeddings.register_hook(run_again)
+    zoo.loss_of(embeddings).backward()
+    gradients = [parameter.grad for parameter in block.parameters()]
+    block.zero_grad()
+    return gradients
+
+
+def test_a_cached_loss_runs_plain_and_is_told_what_to_use_instead(caplog):
+    work, block = Runtime(load({"adacc": SECTION})), zoo.EagerBlock(dropout=0.0)
+    x = torch.randn(2, 5, zoo.WIDTH)
+    assert all(map(torch.equal, cached(plain, block, x), cached(work.checkpoint, block, x)))
+    (told,) = [r.getMessage() for r in caplog.records if "plain autograd" in r.getMessage()]
+    assert "within a backward, as by cached losses (GradCache)" in told
+    assert told.endswith('disable it ("adacc": {"enabled": false}), and turn gradient checkpointing on')
