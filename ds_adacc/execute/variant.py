@@ -196,9 +196,10 @@ class Variant:
         most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
         if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
             self.ignored = earlier.ignored | changed
-            self.doubt = self.doubt or f"{_named(changed)}, which keeps changing"
+            self.doubt = self.doubt or f"{in_short(changed)}, which keeps changing"
 
 
-def _named(numbers: Collection[str]) -> str:
-    first, *others = sorted(numbers)
+def in_short(names: Collection[str]) -> str:
+    """The first of the names, and how many more there are."""
+    first, *others = sorted(names)
     return f"{first} (and {len(others)} more)" if others else first

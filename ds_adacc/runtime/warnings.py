@@ -9,7 +9,7 @@ import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.variant import Variant
+from ds_adacc.execute.variant import Variant, in_short
 from ds_adacc.log import get_logger
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
@@ -146,17 +146,18 @@ class Warnings:
 
     def changed_again(self, block: Block, variant: Variant) -> None:
         """The block is recorded since what it depends on has changed, as it had many times before."""
-        for name, count in block.changes.items():
-            if count >= _MANY_VALUES and name not in variant.ignored:
-                self._tell(
-                    block,
-                    "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes "
-                    "several times as long. If the block computes nothing with it, keep it outside of the block; if it "
-                    "does, make it a tensor",
-                    count,
-                    name,
-                    once_for=name,
-                )
+        often = {name: count for name, count in block.changes.items() if count >= _MANY_VALUES}
+        names = often.keys() - variant.ignored
+        if names:
+            self._tell(
+                block,
+                "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes several "
+                "times as long. If the block computes nothing with it, keep it outside of the block; if it does, make "
+                "it a tensor, or change it less often",
+                min(often[name] for name in names),
+                in_short(names),
+                once_for=", ".join(sorted(names)),
+            )
 
     def diverged(self, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than the recorded one."""

@@ -203,6 +203,30 @@ def test_a_cache_that_grows_with_each_new_size_is_named_and_the_sizes_are_not(ca
     assert "sizes of its tensors" not in caplog.text
 
 
+class Switched(zoo.HolderBlock):
+    """Two layers have a list of their own of what is active, as those of peft have of their adapters."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Identity(), nn.Identity()
+        self.switch("a")
+
+    def switch(self, name):
+        self.first.active, self.second.active = [name], [name]
+
+    def forward(self, x):
+        return super().forward(x.sin() if self.first.active == self.second.active == ["a"] else x.cos())
+
+
+def test_what_changes_together_is_told_of_in_one_warning(caplog):
+    work, block = recomputing(), Switched()
+    for count in range(20):
+        block.switch("ab"[count % 2])
+        same_bits(work, block, torch.randn(2, 4 + count, zoo.WIDTH, requires_grad=True))
+    (told,) = [r.getMessage() for r in caplog.records if "had changed each time" in r.getMessage()]
+    assert "recorded anew 8 times, since block.first.active (and 1 more) had changed each time" in told
+
+
 def test_weights_that_functional_call_puts_in_place_are_new_at_each_call_and_recorded_once():
     work, block, x = recomputing(), zoo.GPTBlock(dropout=0.0), batch()
     served, gradients = copy.deepcopy(block), {}
