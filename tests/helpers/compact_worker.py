@@ -147,7 +147,7 @@ def resumed(case, folder):
 def frozen(case):
     """The norms of two layers' weights after each step. The script freezes the block of the first after two."""
     engine, norms = engine_of(case), []
-    for step in range(2 + STEPS):
+    for step in range(4):
         if step == 2:
             engine.module.blocks[0].requires_grad_(False)
         take_step(engine, step)
