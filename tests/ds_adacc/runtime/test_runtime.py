@@ -65,15 +65,17 @@ def test_a_sufficient_budget_installs_no_hooks():
     assert seen == [None, None]
 
 
-def test_changing_shapes_get_records_of_their_own_and_are_bounded():
+def test_changing_shapes_get_records_of_their_own_and_are_bounded(monkeypatch):
+    monkeypatch.setattr("ds_adacc.execute.block._VARIANTS", 16)
+    monkeypatch.setattr("ds_adacc.runtime.step_controller._MOST_ADOPTED", 16)
     work, blocks = runtime(), stack(2)
     for time in (9, 9, 5, 9, 5, 7, 9):
         compare(blocks, batch(time=time), work.checkpoint)
     assert len(records_of(work)) == 2 * 3
-    for time in range(10, 90):
+    for time in range(10, 30):
         compare(blocks, batch(time=time), work.checkpoint)
-    assert len(records_of(work)) == 2 * 64
-    assert len(work.agreement.known_types) <= 64 + 4  # the recorded ones stay
+    assert len(records_of(work)) == 2 * 16
+    assert len(work.agreement.known_types) <= 16 + 4  # the recorded ones stay
 
 
 def test_a_number_on_a_schedule_is_never_replayed_stale():
