@@ -49,11 +49,6 @@ def test_doctor_itself_needs_no_package_that_it_looks_for():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_checkpointing_alone_loads_no_deepspeed():
-    code = "import sys, ds_adacc.runtime.runtime; print([m for m in ('deepspeed', 'cupy', 'mip') if m in sys.modules])"
-    assert "deepspeed" not in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
-
-
 def test_matplotlib_is_needed_by_the_plots_alone():
     for path in (ROOT / "ds_adacc").rglob("*.py"):
         drawn = [name for name in imported(path) if name.split(".")[0] == "matplotlib"]

@@ -161,7 +161,7 @@ def test_what_only_a_loss_reads_that_the_block_has_put_aside_is_never_altered():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("codecs", ["auto", "paper"])
-@pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 40), (1, 100), (3, 0), (3, 10), (3, 40)])
+@pytest.mark.parametrize(("scale", "bias"), [(1, 10), (1, 100), (3, 0), (3, 40)])
 def test_sharp_attention_keeps_the_bound(codecs, scale, bias):
     training = Training(codecs=codecs)
     for block in training.blocks:
