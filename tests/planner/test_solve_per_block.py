@@ -336,6 +336,7 @@ def test_the_points_that_were_found_in_time_are_the_answer_where_one_policy_for_
     four_types, monkeypatch
 ):
     problem, budget = four_types
+    unordered = replace(problem, order=())  # for blocks in an order one policy for all is not looked for
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "solve_uniform", late)
-    solution = solve_per_block(replace(problem, order=()), budget, max_seconds=60)  # in an order, it is not asked at all
+    solution = solve_per_block(unordered, budget, max_seconds=60)
     assert (solution.fallback, solution.peak <= budget) == ("", True)

@@ -81,7 +81,9 @@ def test_it_is_the_same_in_every_process(tmp_path, monkeypatch):
     """Python gives strings other hashes in each, and so sets another order."""
     (tmp_path / "edited.py").write_text(SOURCE)
     told = "import edited; from ds_adacc.profile.function_code import digest_of; print(digest_of([edited.Op]))"
-    found = subprocess.run([sys.executable, "-c", told], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        [sys.executable, "-c", told], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     monkeypatch.syspath_prepend(tmp_path)
     assert found.strip() == digest_of([importlib.import_module("edited").Op])
 
