@@ -123,11 +123,14 @@ class Block:
         is_predicted = any(variant.is_predicted for variant in alike)
         return 0 if is_predicted else 1 + sum(variant.is_recorded for variant in alike)
 
-    def note_changes(self, guards: Guards) -> None:
-        """Note what has changed since its last call, now that it is recorded under these guards."""
+    def note_changes(self, guards: Guards) -> set[str]:
+        """Note what has changed since its last call, now that it is recorded under these guards. Returns the names."""
         last = next((variant for _, variant in self._variants), None)
-        if last is not None and last.guards is not None:
-            self.changes.update(names_of_changes(last.guards, guards, last.ignored))
+        if last is None or last.guards is None:
+            return set()
+        changed = names_of_changes(last.guards, guards, last.ignored)
+        self.changes.update(changed)
+        return changed
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

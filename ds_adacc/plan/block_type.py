@@ -10,6 +10,7 @@ from ds_adacc.execute.course import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
+from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.symbolic_program import are_of_one_prediction
@@ -62,8 +63,9 @@ class KnownType:
     calls were alive in some pass; None before one has ended. `outlier_channels` is the largest number of outlier
     channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
     `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
-    the section bounds them. `agreed_types`: those of the `Agreement`. `_courses`: what is known of calls under the
-    policies of late. `_whole`: the places of the inputs that are only retained.
+    the section bounds them. `entrance`: where backward enters its blocks. `agreed_types`: those of the `Agreement`.
+    `_courses`: what is known of calls under the policies of late. `_whole`: the places of the inputs that are only
+    retained.
     """
 
     recording: Recording
@@ -75,6 +77,7 @@ class KnownType:
     outlier_channels: dict[int, int] = field(default_factory=dict)
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False
+    entrance: Entrance = field(default_factory=Entrance, repr=False)
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
     _whole: set[int] = field(default_factory=set, repr=False)
 

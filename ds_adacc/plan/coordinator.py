@@ -101,7 +101,7 @@ class Coordinator:
         for group in plan.groups:
             kept = [self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types]
             stays = all(kept)
-            if group.solution.fallback and group.solution.fallback not in told:
+            if group.solution.fallback and not group.shortfall and group.solution.fallback not in told:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s. %s"

@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):
             with self._noting():
                 self._running.note(func, (args, kwargs), result)
             return result
-        if keeps_memory(func, args) and self.draft.note_own_memory(args[0]):
+        if keeps_memory(func, args) and self._is_parametrized(args[0]):
             return func(*args, **kwargs)
         if self._casts.makes(func, args, kwargs):
             return self._casts.add(args[0], func(*args, **kwargs))
@@ -111,6 +111,12 @@ class Recorder(TorchDispatchMode):
             with self._noting():
                 self._note(self._ran(func, encoded, (args, kwargs), result, states, reads))
         return result
+
+    def _is_parametrized(self, tensor: torch.Tensor) -> bool:
+        """Whether it is a parameter that is given the memory that it has, which changes nothing."""
+        with self._noting():
+            return self.draft.note_own_memory(tensor)
+        return False  # it cannot be recorded
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""

@@ -62,7 +62,8 @@ class Learner:
         block, signature, controller = incoming.block, incoming.signature, self._controller
         budget = controller.agreement.budget
         self._warnings.recorded_again(block, block.changing_numbers(signature))
-        self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
+        if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
+            self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
@@ -79,8 +80,7 @@ class Learner:
         variant.guards = guards
         if earlier is not None and earlier.is_recorded:
             self._succeed(block, variant, earlier)
-        block.note_changes(guards)
-        self._warnings.changed_again(block, variant)
+        self._warnings.changed_again(block, block.note_changes(guards) - variant.ignored)
         self._doubt(incoming, guards, variant, recording, captured.watch)
         self._note_computed(guards, captured.watch)
         self._tell_limits(block, recording, captured.watch)

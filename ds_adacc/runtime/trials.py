@@ -10,7 +10,7 @@ A tracking step puts all lossy policies in force on trial again. So its peak is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,7 +22,6 @@ from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors, PolicyError, measure_codecs, measure_policy
 from ds_adacc.profile.probe import Measure, Probe
 from ds_adacc.profile.unmeasurable import why_unmeasurable
@@ -48,7 +47,6 @@ class Trials:
         self._binder = binder
         self.remembered = remembered
         self.late: set[str] = set()  # the block types whose codecs were measured only after a plan was made
-        self._entrances: dict[str, Entrance] = {}  # by block type
 
     @property
     def max_error(self) -> float | None:
@@ -99,13 +97,8 @@ class Trials:
             if trial is not None and is_training:
                 trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
 
-        entrance = self._entrances.setdefault(variant.digest, Entrance())
-        step.current_pass.entrances.add(entrance)
-        return Probe(variant.recording, inputs, study, entrance)
-
-    def forget_all_but(self, digests: Collection[str]) -> None:
-        """Forget where backward enters all other block types."""
-        self._entrances = {digest: each for digest, each in self._entrances.items() if digest in digests}
+        step.current_pass.entrances.add(known.entrance)
+        return Probe(variant.recording, inputs, study, known.entrance)
 
     def _asks_for_codecs(self, variant: Variant, known: KnownType, step: Step) -> bool:
         """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly.

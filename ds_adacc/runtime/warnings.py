@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.variant import Variant, in_short
+from ds_adacc.execute.variant import in_short
 from ds_adacc.log import get_logger
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
@@ -144,17 +144,16 @@ class Warnings:
             "number best as a tensor",
         )
 
-    def changed_again(self, block: Block, variant: Variant) -> None:
-        """The block is recorded since what it depends on has changed, as it had many times before."""
-        often = {name: count for name, count in block.changes.items() if count >= _MANY_VALUES}
-        names = often.keys() - variant.ignored
+    def changed_again(self, block: Block, changed: Collection[str]) -> None:
+        """The block is recorded since what it depends on has changed, some of it as often as is told of."""
+        names = {name for name in changed if block.changes[name] == _MANY_VALUES}
         if names:
             self._tell(
                 block,
                 "block %s has been recorded anew %d times, since %s had changed each time. Such a call takes several "
                 "times as long. If the block computes nothing with it, keep it outside of the block; if it does, make "
                 "it a tensor, or change it less often",
-                min(often[name] for name in names),
+                _MANY_VALUES,
                 in_short(names),
                 once_for=", ".join(sorted(names)),
             )

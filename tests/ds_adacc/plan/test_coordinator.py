@@ -311,6 +311,17 @@ def test_a_plan_of_simple_rules_is_told(monkeypatch, caplog):
     )
 
 
+def test_simple_rules_that_break_the_budget_are_not_said_to_keep_it(caplog):
+    runs = runtime()
+    step(runs, [Numbered()])
+    plan = runs.controller.plan
+    (group,) = plan.groups
+    group = replace(group, solution=replace(group.solution, fallback="late"), shortfall="nothing fits")
+    runs.controller._coordinator._warn(replace(plan, groups=(group,)))
+    assert "no plan is known that fits the budget" in caplog.text
+    assert "keeps the budget" not in caplog.text
+
+
 def test_where_the_solvers_process_dies_the_run_goes_on_within_the_budget(tmp_path, monkeypatch, caplog):
     dies = tmp_path / "python"
     dies.write_text(f"#!{sys.executable}\nimport os\nos.kill(os.getpid(), 9)\n")

@@ -227,6 +227,17 @@ def test_what_changes_together_is_told_of_in_one_warning(caplog):
     assert "recorded anew 8 times, since block.first.active (and 1 more) had changed each time" in told
 
 
+def test_what_changes_less_often_is_named_when_its_turn_comes(caplog):
+    work, block = recomputing(), Switched()
+    for count in range(40):
+        block.first.active, block.second.active = ["ab"[count % 2]], ["ab"[count // 2 % 2]]
+        same_bits(work, block, torch.randn(2, 4 + count, zoo.WIDTH, requires_grad=True))
+    told = [r.getMessage() for r in caplog.records if "had changed each time" in r.getMessage()]
+    often, seldom = (next(text for text in told if f"block.{name}.active" in text) for name in ("first", "second"))
+    assert "recorded anew 8 times" in often and "recorded anew 8 times" in seldom and "more)" not in often + seldom
+    assert len(told) == 2
+
+
 def test_weights_that_functional_call_puts_in_place_are_new_at_each_call_and_recorded_once():
     work, block, x = recomputing(), zoo.GPTBlock(dropout=0.0), batch()
     served, gradients = copy.deepcopy(block), {}

@@ -537,10 +537,9 @@ def test_a_block_that_is_recorded_at_each_size_is_told_of_once(caplog):
 def test_sizes_at_which_a_prediction_is_verified_are_not_told_of(caplog):
     """Tracking steps record a block at sizes that were predicted. That is no sign that they could not be."""
     training = Training(rectifier={"max_interval": 1})
-    for time in range(20, 34):
+    for time in 2 * [*range(20, 32)]:
         training.compare(time)
-    assert training.purposes.count(Purpose.TRACK) >= 8
-    assert training.runtime.recordings >= LAYERS + 10
+    assert training.purposes.count(Purpose.TRACK) >= 20
     assert "sizes of its tensors" not in caplog.text
 
 

@@ -152,3 +152,19 @@ def test_a_weight_that_is_parametrized_again_before_backward_has_changed_nothing
         # Torch computes the weight once when it is parametrized, to see whether its looks stay, and once for the layer.
         weight, rest = ("add", PARAMETRIZED), ["addmm", "tanh", "add"]
         assert refusals == [("mm", None), weight, ("sin", None), weight, *((name, None) for name in rest)]
+
+
+class Own(torch.Tensor):
+    """A kind of tensor that cannot be recorded."""
+
+
+def test_a_tensor_of_another_kind_that_is_given_its_memory_makes_the_block_run_plain(caplog):
+    def block(x):
+        own = x.detach().as_subclass(Own)
+        own.set_(own)
+        return x.sin()
+
+    x = torch.randn(2, WIDTH, requires_grad=True)
+    recomputing().checkpoint(block, x).sum().backward()
+    assert torch.equal(x.grad, x.cos())
+    assert "runs without ds_adacc, under plain autograd" in caplog.text
