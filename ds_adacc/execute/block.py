@@ -20,6 +20,7 @@ from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import Reading
 
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
+_SIZES_TRIED = 8  # at which a block could not be recorded: to try takes dozens of times as long as a call
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
 _MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a second length brings one
 _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each of its sizes
@@ -75,13 +76,18 @@ class Block:
         return ("" if len(classes) == 1 else self.name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
-        """The variant for this signature and these guards."""
+        """The variant for this signature and these guards.
+
+        Of a block that could not be recorded at any of several sizes, it is one of those.
+        """
         for position, (known, variant) in enumerate(self._variants):
             if known == signature and variant.holds(guards):
                 if position:
                     self._variants.insert(0, self._variants.pop(position))
                 return variant
-        return None
+        alike = [variant for known, variant in self._variants if differ_in_sizes(known, signature)]
+        could_be_recorded = any(variant.is_recorded for variant in alike)
+        return alike[0] if len(alike) >= _SIZES_TRIED and not could_be_recorded else None
 
     def latest(self, signature: Signature) -> Variant | None:
         """The last used variant for this signature, whatever its guards."""
