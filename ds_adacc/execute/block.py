@@ -78,7 +78,7 @@ class Block:
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
         """The variant for this signature and these guards.
 
-        Of a block that could not be recorded at any of several sizes, it is one of those.
+        Of a block that could be recorded at none of several sizes, under these guards, it is that of one of them.
         """
         for position, (known, variant) in enumerate(self._variants):
             if known == signature and variant.holds(guards):
@@ -86,8 +86,10 @@ class Block:
                     self._variants.insert(0, self._variants.pop(position))
                 return variant
         alike = [variant for known, variant in self._variants if differ_in_sizes(known, signature)]
-        could_be_recorded = any(variant.is_recorded for variant in alike)
-        return alike[0] if len(alike) >= _SIZES_TRIED and not could_be_recorded else None
+        if any(variant.is_recorded for variant in alike):
+            return None
+        failed = [variant for variant in alike if variant.holds(guards)]
+        return failed[0] if len(failed) >= _SIZES_TRIED else None
 
     def latest(self, signature: Signature) -> Variant | None:
         """The last used variant for this signature, whatever its guards."""

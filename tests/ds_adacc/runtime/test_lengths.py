@@ -554,6 +554,26 @@ def test_a_block_that_cannot_be_recorded_is_tried_at_a_few_sizes_and_its_sizes_a
     assert "sizes of its tensors" not in caplog.text
 
 
+class Warming(nn.Module):
+    """It cannot be recorded before it is warm."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.is_warm = nn.GRUCell(zoo.WIDTH, zoo.WIDTH), False
+
+    def forward(self, x):
+        return torch.tanh(x.sin()) if self.is_warm else self.cell(x)
+
+
+def test_a_block_that_could_not_be_recorded_is_tried_again_once_it_has_changed():
+    work, block = recomputing(), Warming()
+    for count in range(1, 12):
+        block.is_warm = count > 10
+        work.checkpoint(block, torch.randn(count, zoo.WIDTH, requires_grad=True)).sum().backward()
+    assert work.recordings == 9
+    assert [variant.is_recorded for variant in work.blocks.all()[0].variants()].count(True) == 1
+
+
 def test_after_a_new_plan_policies_are_adopted_from_it():
     training = Training(rectifier={"enabled": False})
     for time in (20, 30, 40, 50, 20):
