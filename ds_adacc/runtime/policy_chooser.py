@@ -13,16 +13,14 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.trials import Trials
 
 
 class PolicyChooser:
     """Chooses what the variants of the blocks run."""
 
-    def __init__(self, blocks: BlockRegistry, agreement: Agreement, trials: Trials, binder: Binder) -> None:
+    def __init__(self, blocks: BlockRegistry, agreement: Agreement, binder: Binder) -> None:
         self._blocks = blocks
         self._agreement = agreement
-        self._trials = trials
         self._binder = binder
 
     def choose_policies(self, digests: Iterable[str], step: Step) -> None:

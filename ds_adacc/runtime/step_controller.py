@@ -89,7 +89,7 @@ class StepController:
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement, self.blocks)
         self.trials = Trials(self.agreement, self._binder, self.tracks, state.errors)
-        self._chooser = PolicyChooser(self.blocks, self.agreement, self.trials, self._binder)
+        self._chooser = PolicyChooser(self.blocks, self.agreement, self._binder)
         self.calibration = Calibration(state.corrected)
         self.plan: Plan | None = state.plan
         self.observation: Observation | None = state.observation
