@@ -138,9 +138,9 @@ class PendingLiveSets:
             del self._most_blocks[name]
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
 
-    def add_all(self, in_force: Iterable[LiveSet], reason: str) -> None:
-        """Have all live sets wait for a new plan, those of the plan in force among them."""
-        self.add({*self._planned, *in_force}, reason)
+    def add_all(self, reason: str) -> None:
+        """Have all live sets wait for a new plan: what any plan of the run is for, and what has adopted from one."""
+        self.add({*self._planned, *self._agreement.live_sets, *self._agreement.unfit}, reason)
         self._planned = {}
 
 

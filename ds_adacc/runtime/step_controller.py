@@ -320,8 +320,7 @@ class StepController:
         self.agreement.inputs = placement
         self.choose_policies(self.agreement.known_types)
         if self.plan is not None:
-            in_force = (names for group in self.plan.groups for names in group.live_sets)
-            self.pending.add_all(in_force, "block inputs are held in another way")
+            self.pending.add_all("block inputs are held in another way")
             self.step.close()
             self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
 
