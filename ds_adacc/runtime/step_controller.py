@@ -104,7 +104,7 @@ class StepController:
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
-        self._is_resumed = state.plan is not None
+        self._untold = state.plan  # the restored plan, until the user is told of it
         self.step = self._next_step()
 
     @property
@@ -205,10 +205,9 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            plan = self.plan
-            if plan is not None and self._is_resumed and self.agreement.known_types:
-                self._is_resumed = False
-                self.plan_log.restored(plan, self.observation, self.schedule.ended)
+            if self._untold is not None and self.agreement.known_types:
+                untold, self._untold = self._untold, None
+                self.plan_log.restored(untold, self.observation, self.schedule.ended)
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
@@ -281,6 +280,7 @@ class StepController:
         self.step.passes = {}
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
         self.plan, self.observation, self._planned_in = plan, None, self.schedule.ended
+        self._untold = None
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
