@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from two_programs import TwoPrograms
 
 from ds_adacc.config import load
 from ds_adacc.report.journal import Journal, read
@@ -60,3 +61,16 @@ def test_a_plan_that_is_new_before_a_block_has_run_is_told_once(saved, tmp_path,
     for _ in range(2):
         run.step()
     assert run.plans == [made.reason]
+
+
+def test_blocks_that_an_earlier_plan_than_the_last_is_for_are_known_to_a_resumed_run(caplog):
+    """The last plan before the checkpoint is for the decoder alone, and the encoder runs first."""
+    before, after = TwoPrograms(enabled=False), TwoPrograms(enabled=False)
+    for lengths in ((16, None), (None, 16), (None, 16)):
+        before.step(lengths)
+    state = before.runtime.state()
+    after.runtime.restore(state)
+    caplog.clear()
+    after.step((16, None))
+    assert after.runtime.controller.plan is state.plan
+    assert not [each for each in caplog.messages if "is for other blocks" in each]
