@@ -81,8 +81,8 @@ class NewSizes:
             text = "%s: at the input size %s the program is predicted from those at other sizes (prediction %d)"
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
-    def forget_adopted(self, all_but: Collection[str], most: int = 0) -> None:
-        """Forget the adopted block types, but for `all_but` and the `most` used last.
+    def forget_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:
+        """Forget the adopted block types, but for `all_but` and the `most` used last. Returns those forgotten.
 
         One that comes back is predicted again, and adopts from the plan that is then in force.
         """
@@ -94,6 +94,7 @@ class NewSizes:
             for block in self._blocks.all():
                 block.forget(dropped)
             self.forget_unused()
+        return dropped
 
     def forget_unused(self) -> None:
         """Forget the block types of which no block has a variant, and from which no other is predicted or adopted."""

@@ -59,7 +59,7 @@ class PendingLiveSets:
             self.add([live_set], "blocks ran together that had not before" if is_new else more)
             return False
         if not is_planned:  # what has got other policies may be too large now beside others
-            self._planned = {names: each for names, each in self._planned.items() if names.isdisjoint(live_set)}
+            self.forget(live_set)
         if live_set in self._agreement.live_sets:  # another rank may have met it first
             self._adopter.note_planned(live_set)
         elif self._adopter.outgrow(alive):
@@ -137,6 +137,10 @@ class PendingLiveSets:
         for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
             del self._most_blocks[name]
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
+
+    def forget(self, names: Collection[str]) -> None:
+        """Forget that live sets with any of these block types have a plan: their policies are not what they were."""
+        self._planned = {live_set: each for live_set, each in self._planned.items() if live_set.isdisjoint(names)}
 
     def add_all(self, reason: str) -> None:
         """Have all live sets wait for a new plan: what any plan of the run is for, and what has adopted from one."""

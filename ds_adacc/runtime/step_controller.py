@@ -298,7 +298,7 @@ class StepController:
         """
         if self.step.observer is None:
             needed = {*self.step.current_pass.called, *self.pending.names, *self.trials.late}
-            self.new_sizes.forget_adopted(needed, _MOST_ADOPTED)
+            self.pending.forget(self.new_sizes.forget_adopted(needed, _MOST_ADOPTED))
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""

@@ -1,8 +1,10 @@
 """Which live sets wait for a plan, beyond those that have just run."""
 
+import pytest
 from two_programs import TwoPrograms
 
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.runtime import step_controller
 
 
 def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_another_way():
@@ -15,3 +17,19 @@ def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_a
     controller.hold_inputs(InputPlacement(on_host=True))
     training.step((None, 16))
     assert controller.plan.policies.keys() == planned
+
+
+@pytest.mark.usefixtures("equal_times")
+def test_sizes_that_were_forgotten_are_looked_at_together_when_they_come_again(monkeypatch):
+    """The longer one fits beside the shorter one, and not beside the one that was planned for."""
+    monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
+    training = TwoPrograms(memory_budget="200KiB", enabled=False)
+    agreement = training.runtime.agreement
+    for pair in ((24, 24), (16, 16), (20, 20), (8, 40)):
+        training.step(pair)
+    (longer,) = agreement.unpriced
+    for length in range(9, 14):
+        training.step((length, length))
+    assert longer not in agreement.known_types
+    training.step((8, 40))
+    assert agreement.unpriced == {longer} and not agreement.undecided
