@@ -37,12 +37,7 @@ class Observer:
         self._begin_pass()
 
     def begin(
-        self,
-        variant: Variant,
-        block: Block,
-        call: AliveCall | None = None,
-        times_forward: bool = True,
-        times_backward: bool = True,
+        self, variant: Variant, block: Block, call: AliveCall, times_forward: bool, times_backward: bool
     ) -> Ticket:
         """Note that a call begins. This must come before it stores its inputs: those bytes are the call's own.
 
@@ -150,9 +145,7 @@ class Ticket:
         *("has_begun", "moments", "number", "observer", "policy"),
     )
 
-    def __init__(
-        self, observer: Observer, digest: str, policy: planner.Policy, block: Block, call: AliveCall | None
-    ) -> None:
+    def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block, call: AliveCall) -> None:
         self.observer = observer
         self.digest = digest
         self.policy = policy
@@ -166,8 +159,7 @@ class Ticket:
     def begin_backward(self) -> None:
         if not self.has_begun:
             self.has_begun = True
-            if self.call is not None:
-                self.call.note_backward()
+            self.call.note_backward()
             self.observer.backward_begins(self)
 
 

@@ -7,6 +7,7 @@ from recorded import profile_of, random_policy, record, under
 from storages import Storages
 
 from ds_adacc import planner
+from ds_adacc.execute.alive_calls import AliveCalls, Forward
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
@@ -84,12 +85,14 @@ def test_observation_forgets_what_is_gone():
     observer, known, sizes = Observer(), Variant(digest="digest", policy=policy), []
     for _ in range(3):
         call = Call(bound, args)
-        pack, done = observer.watch(observer.begin(known, Block("block")), call, args, call.pack)
+        alive = AliveCalls().begin("digest", Forward(lambda: None))
+        ticket = observer.begin(known, Block("block"), alive, times_forward=True, times_backward=True)
+        pack, done = observer.watch(ticket, call, args, call.pack)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             output = block(*args, **kwargs)
         done(output)
         call.close()
         sizes.append(len(observer._holders))
-        del call, pack, done, output
+        del alive, call, done, output, pack, ticket
     assert sizes[0] == sizes[1] == sizes[2] > 0
     assert len(observer._holders) == 0

@@ -10,6 +10,7 @@ from recorded import offloading, profile_of, random_policy, record, tensors_of, 
 from storages import Storages
 
 from ds_adacc import planner
+from ds_adacc.execute.alive_calls import AliveCalls, Forward
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.call import Call
@@ -290,7 +291,9 @@ def test_nothing_is_counted_as_held(transfer):
     bound = bind(recording, policy, {}, Prefetcher(transfer))
     observer, call = Observer(), Call(bound, args)
     known = Variant(digest="digest", policy=policy)
-    pack, done = observer.watch(observer.begin(known, Block("block")), call, args, call.pack)
+    alive = AliveCalls().begin("digest", Forward(lambda: None))
+    ticket = observer.begin(known, Block("block"), alive, times_forward=True, times_backward=True)
+    pack, done = observer.watch(ticket, call, args, call.pack)
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         output = block(*args, **kwargs)
     done(output)
