@@ -39,9 +39,6 @@ class RecordedTensors:
         self._parameters: Sequence[torch.Tensor] = ()
         self._device = torch.device("cpu")
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def append(self, tensor: torch.Tensor) -> None:
         """Hold the tensor of a new value."""
         self._entries.append(_entry(tensor))

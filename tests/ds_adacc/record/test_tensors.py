@@ -73,7 +73,7 @@ def test_a_storage_whose_memory_is_used_again_is_another_value():
         return out
 
     found = captured(block, torch.randn(1 << 12, requires_grad=True))
-    addresses = [found.tensors.span(index)[0] for index in range(len(found.tensors))]
+    addresses = [found.tensors.span(index)[0] for index in range(len(found.recording.values))]
     assert len(set(addresses)) < len(addresses)
     thrown = [op for op in found.recording.ops if op.short_name == "add" and 0 in op.reads and len(op.reads) == 1]
     assert len({op.outputs for op in thrown}) == 6
