@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -33,4 +33,4 @@ class BoundSegment:
     parameters: Sequence[torch.Tensor]
     read_parameters: tuple[int, ...]
     uses: tuple[int, ...]
-    updates: Updates = field(default_factory=Updates)
+    updates: Updates
