@@ -98,11 +98,13 @@ class StepProfiler:
     def note_end(self, moments: CallMoments, inputs: Sequence[torch.Tensor]) -> list[Node]:
         """Have the end of the call's backward noted: backward has come to what made one of the block's `inputs`.
 
-        Returns what must be kept until the forward has run: nothing else keeps the node of a leaf before. And not for
-        longer: a node may keep the graph, and the graph this object, which would meter on after a failed step.
+        If an operator made it, the first such moment counts. Autograd runs later nodes first, so by then all nodes of
+        the block have run. Otherwise the inputs are leaves, and the last moment counts: the node that adds up a leaf's
+        gradient runs as soon as it can, while nodes of the block may be left.
 
-        Autograd runs later nodes first. So none of the block's own is left when that is an operator. What gathers a
-        leaf's gradient runs at once, so of leaves the last one counts.
+        Returns the nodes. The caller must keep them until the forward has run, since nothing else keeps that of a leaf
+        before. It must not keep them longer. A node may keep the graph alive, and the graph this object, which would
+        go on measuring after a failed step.
         """
         required = [tensor for tensor in inputs if tensor.requires_grad]
         made = [tensor for tensor in required if not tensor.is_leaf]

@@ -336,7 +336,7 @@ def token(value: Any) -> _Same | _Held:
 
 
 def without_identity(mark: Hashable) -> Hashable:
-    """The mark, but that of a module or a parameter without which one it is."""
+    """The mark. That of a module or a parameter does not tell which one it is."""
     return mark[1:] if type(mark) is tuple and mark and isinstance(mark[0], _Same | _Held) else mark
 
 

@@ -55,10 +55,10 @@ class PolicyChooser:
         on_trial = is_tried_again or not is_permitted
         trial = self._trial(variant, key, policy, known.in_force.spec.profile) if on_trial else None
         variant.trial = trial or self._trial_of_origin(variant, origin, index)
-        recomputes, is_unknown = on_trial or step.recomputes, agreement.lacks_errors(known)
-        if recomputes or (is_unknown and inputs.group is None):
+        recomputes, lacks_errors = on_trial or step.recomputes, agreement.lacks_errors(known)
+        if recomputes or (lacks_errors and inputs.group is None):
             inputs = InputPlacement()  # a probe must find the inputs as they were given, without a collective
-        if recomputes or (known.agreed is None and is_unknown):
+        if recomputes or (known.agreed is None and lacks_errors):
             # A probe finds all values exactly, at the bytes of full checkpointing.
             policy = planner.recompute_policy(known.profile)
         self._binder.set_policy(variant, known, policy, inputs)

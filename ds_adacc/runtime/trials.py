@@ -103,9 +103,9 @@ class Trials:
     def _asks_for_codecs(self, variant: Variant, known: KnownType, step: Step) -> bool:
         """Whether the errors of the type's codecs are unknown, and the variant holds everything exactly.
 
-        Errors under a random gradient serve until there is one of training's. That may be zero for long. Then it is
-        looked for in the steps that measure anyway, if there are any. Inputs of which the ranks hold shares cannot be
-        had on one rank alone.
+        Training's gradient may be zero for long. Until it is not, errors under a random gradient serve. Then further
+        calls measure; under a plan only in the steps that measure anyway, if there are tracking steps. No rank can
+        restore an input alone of which the ranks hold shares, so such a call measures nothing.
         """
         if not self._agreement.lacks_errors(known):  # as in most calls; to look through the policy takes longer
             return False
