@@ -68,43 +68,46 @@ class Learner:
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
         block.places.update(captured.watch.reads.places)
-        earlier = block.latest(signature)
-        recording = captured.recording
-        if recording is None:
+        if captured.recording is None:
             self._warnings.fallen_back(block, captured.reason)
-            block.add(signature, Variant.failed(guards, earlier))
+            block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
-        recording = captured.recording = recording.with_held_before(signature.held_before)
-        recalled = block.recall(recording) if earlier is None else None
-        variant = recalled or Variant()
-        variant.guards = guards
-        if earlier is not None and earlier.is_recorded:
-            self._succeed(block, variant, earlier)
-        self._warnings.changed_again(block, block.note_changes(guards) - variant.ignored)
-        self._doubt(incoming, guards, variant, recording, captured.watch)
+        recording = captured.recording = captured.recording.with_held_before(signature.held_before)
+        variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
         self._tell_limits(block, recording, captured.watch)
-        recording = variant.recording = recording.doubted(variant.doubt)
-        variant.digest = recording.digest
-        if earlier is not None and earlier.digest == variant.digest:
-            variant.outliers = dict(earlier.outliers)
         with budget.aside():
-            known = self._known_type(incoming, captured, recording, block.relatives(signature, guards))
+            known = self._known_type(incoming, captured, variant.recording, block.relatives(signature, guards))
         step = controller.step
-        controller.note_call(block, recording, incoming.call.inputs)
+        controller.note_call(block, variant.recording, incoming.call.inputs)
         controller.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
-        outliers_are_new = recalled is None or is_verified_anew
+        outliers_are_new = is_verified_anew or not is_recalled
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)
         controller.choose_policy(block, variant)
         block.add(signature, variant)
         return Learned(captured, variant, outliers_are_new)
 
-    def _succeed(self, block: Block, variant: Variant, earlier: Variant) -> None:
-        """Have the variant learn from the earlier one of its signature."""
-        variant.succeed(earlier)
-        if variant.doubt and not earlier.doubt:
-            self._warnings.doubtful(block, variant.doubt)
+    def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:
+        """The variant of the recorded call, and whether a checkpoint has restored it.
+
+        It learns from the last variant of its signature. If there is none, the run that this one resumes may have one.
+        """
+        block, earlier = incoming.block, incoming.block.latest(incoming.signature)
+        recalled = block.recall(recording) if earlier is None else None
+        variant = recalled or Variant()
+        variant.guards = guards
+        if earlier is not None and earlier.is_recorded:
+            variant.succeed(earlier)
+            if variant.doubt and not earlier.doubt:
+                self._warnings.doubtful(block, variant.doubt)
+        self._warnings.changed_again(block, block.note_changes(guards) - variant.ignored)
+        self._doubt(incoming, guards, variant, recording, watch)
+        variant.recording = recording.doubted(variant.doubt)
+        variant.digest = variant.recording.digest
+        if earlier is not None and earlier.digest == variant.digest:
+            variant.outliers = dict(earlier.outliers)
+        return variant, recalled is not None
 
     def _doubt(self, incoming: Incoming, guards: Guards, variant: Variant, recording: Recording, watch: Watch) -> None:
         """Doubt the variant if the block depends on what no guard watches: then nothing of it is replayed."""
