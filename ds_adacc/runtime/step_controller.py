@@ -212,7 +212,8 @@ class StepController:
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             self.pending.end_step(self.schedule.ended - self._planned_in)
-            if self._ballot.ask(bool(self.pending), self._is_quiet):
+            is_due = bool(self.pending and self.agreement.known_types)  # a rank that knows no block has no report
+            if self._ballot.ask(is_due, self._is_quiet):
                 self.plan_pending()
             if not self.pending:
                 self._corrections = {}

@@ -1,6 +1,8 @@
 """Which live sets wait for a plan, beyond those that have just run."""
 
 import pytest
+import torch
+import zoo
 from two_programs import TwoPrograms
 
 from ds_adacc.execute.input_placement import InputPlacement
@@ -17,6 +19,23 @@ def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_a
     controller.hold_inputs(InputPlacement(on_host=True))
     training.step((None, 16))
     assert controller.plan.policies.keys() == planned
+
+
+def test_nothing_is_planned_before_a_resumed_run_has_recorded_a_block():
+    """Its inputs are held in another way than those of the run before, and its first step needs no gradient of it."""
+    before, after = TwoPrograms(enabled=False), TwoPrograms(enabled=False)
+    before.step((16, None))
+    after.runtime.restore(before.runtime.state())
+    controller = after.runtime.controller
+    restored = controller.plan
+    controller.hold_inputs(InputPlacement(on_host=True))
+    after.encoder.requires_grad_(False)
+    after.runtime.checkpoint(after.encoder[0], torch.randn(2, 16, zoo.WIDTH))
+    after.adacc.end_step()
+    assert controller.plan is restored and controller.pending
+    after.encoder.requires_grad_(True)
+    after.step((16, None))
+    assert controller.plan is not restored and not controller.pending
 
 
 @pytest.mark.usefixtures("equal_times")
