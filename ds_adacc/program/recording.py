@@ -31,8 +31,9 @@ class RecordedValue:
     is; `source` is the number of the argument or buffer.
     `channels`: the length of its last dimension, as the operators that read it see it. `overwritten`: written to in
     place later on. `dynamic`: its shape depends on data.
-    `two_valued` and `finite` are what its data showed. `device`: the type of its device. `is_parameter`: an argument
-    that is an `nn.Parameter`.
+    `two_valued`: in every call it has at most two values. `finite`: its data has no Inf, and no operator before it is
+    known to bring one in another call. `device`: the type of its device. `is_parameter`: an argument that is an
+    `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     `pinned`: the program, or another call, holds it until backward, whatever the plan.
     """

@@ -17,6 +17,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
+from ds_adacc.record.infinities import may_become_infinite
 from ds_adacc.record.masks import is_mask
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -47,9 +48,9 @@ def made_as(name: str) -> str | None:
 
 
 def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
-    """The recording with each value's role and channels, and with what its data shows: `two_valued` and `finite`.
+    """The recording with each value's role and channels, and whether it is `two_valued` and `finite`.
 
-    A value that has died shows nothing. No codec is on offer for it.
+    The data of a value that has died is not known. No codec is on offer for it.
     """
     readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
     told: dict[int, str] = {}  # what a Function reads goes before what another one makes
@@ -60,15 +61,19 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
         of_read, of_made = roles_told(op)
         told.update({index: role for index, role in of_made.items() if index not in told})
         told.update(of_read)
-    values = []
+    values, infinite = [], []
     for value in recording.values:
         tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
         two_valued = tensor is not None and value.index in recording.saved and is_mask(value, recording, tensor)
         role = "dropout_mask" if two_valued else told.get(value.index) or _role(value, recording, uses)
-        finite = tensor is not None and not value.overwritten and _is_finite(tensor)
+        is_whole = tensor is not None and not value.overwritten
+        if is_whole and not _is_finite(tensor):
+            infinite.append(value.index)
         channels = _channels(value, [g for _, _, g in uses])
-        values.append(replace(value, role=role, two_valued=two_valued, finite=finite, channels=channels))
+        values.append(replace(value, role=role, two_valued=two_valued, finite=is_whole, channels=channels))
+    for index in may_become_infinite(recording, infinite):
+        values[index] = replace(values[index], finite=False)
     return replace(recording, values=tuple(values))
 
 

@@ -1,0 +1,105 @@
+"""No lossy codec holds what a mask may fill with -inf later, though it hid nothing while the block was recorded."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from recorded import record
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.engine.adacc import Adacc
+from ds_adacc.record.infinities import may_become_infinite
+from ds_adacc.runtime.runtime import Runtime
+
+WIDTH, TIME = 64, 48
+
+
+def infinite(program, *inputs):
+    """By operator, the values of floats that may come to hold Inf."""
+    recording = record(program, inputs, {})
+    found = sorted(may_become_infinite(recording, ()))
+    return [recording.ops[recording.values[index].producer].short_name for index in found]
+
+
+def hidden(x):
+    return torch.zeros(x.shape, dtype=torch.bool)
+
+
+def attention(x):
+    mask = torch.zeros(8, 8).masked_fill(torch.zeros(8, 8, dtype=torch.bool), -math.inf)
+    q = x.view(1, 1, 8, 8)
+    return F.scaled_dot_product_attention(q, q, q, mask).sin()
+
+
+def chosen_by_masked(x):
+    return x.sin().gather(-1, x.masked_fill(hidden(x), -math.inf).topk(2)[1])
+
+
+MASKED = {
+    "filled": (lambda x: x.masked_fill(hidden(x), -math.inf).logsumexp(-1), ["masked_fill", "logsumexp"]),
+    "chosen": (lambda x: torch.where(hidden(x), -math.inf, x).logsumexp(-1), ["scalar_tensor", "where", "logsumexp"]),
+    "filled in place": (
+        lambda x: (x * 2).masked_fill_(hidden(x), -math.inf).logsumexp(-1),
+        ["masked_fill_", "logsumexp"],
+    ),
+    "scaled and cast": (
+        lambda x: (x.masked_fill(hidden(x), -math.inf) * 2).double().logsumexp(-1),
+        ["masked_fill", "mul", "_to_copy", "logsumexp"],
+    ),
+    "of logarithms": (lambda x: x.masked_fill(hidden(x), -math.inf).log_softmax(-1), ["masked_fill", "_log_softmax"]),
+    "finite": (lambda x: x.masked_fill(hidden(x), -1e9).logsumexp(-1), []),
+    "before a softmax": (lambda x: x.masked_fill(hidden(x), -math.inf).softmax(-1) @ x.mT, ["masked_fill"]),
+    "before an exponential": (lambda x: x.masked_fill(hidden(x), -math.inf).exp() @ x.mT, ["masked_fill"]),
+    "in attention": (attention, ["masked_fill"]),
+    "before indices": (chosen_by_masked, ["masked_fill", "topk"]),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_what_may_hold_inf_is_read_off_the_operators(name):
+    program, expected = MASKED[name]
+    assert infinite(program, torch.randn(8, 8, requires_grad=True)) == expected
+
+
+def test_what_holds_inf_already_may_bring_it_elsewhere():
+    bias = torch.zeros(8, 8)
+    bias[0, 0] = -math.inf
+    x = torch.randn(8, 8, requires_grad=True)
+    recording = record(lambda x: torch.where(x > 100, bias, x).logsumexp(-1), (x,), {})
+    finite = {value.label: value.finite for value in recording.values if value.index in recording.saved}
+    assert finite == {"mask": True, "where": False, "logsumexp": False}
+
+
+class Attention(nn.Module):
+    """Its softmax is written with logsumexp, which saves the masked scores. Their gradient is finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, is_padding):
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        scores = (q @ k.mT / WIDTH**0.5).masked_fill(is_padding[:, None], -math.inf)
+        return x + self.out((scores - scores.logsumexp(-1, keepdim=True)).exp() @ v)
+
+
+@pytest.mark.usefixtures("slow_replays")
+def test_gradients_are_finite_in_the_first_padded_batch():
+    config = load({"adacc": {"memory_budget": 0.6, "codecs": {"other": "group"}, "max_gradient_error": None}})
+    runtime = Runtime(config, stepped=True)
+    adacc = Adacc(config, runtime)
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(Attention() for _ in range(3))
+    for step in range(6):
+        torch.manual_seed(step)
+        hidden, is_padding = torch.randn(4, TIME, WIDTH, requires_grad=True), torch.zeros(4, TIME, dtype=torch.bool)
+        is_padding[:, 40:] = step == 5
+        for block in blocks:
+            hidden = runtime.checkpoint(block, hidden, is_padding)
+        hidden.square().sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in blocks.parameters()), step
+        adacc.end_step()
+    (policies,) = runtime.controller.plan.policies.values()
+    assert any("group" in policy.stores for policy in policies)
