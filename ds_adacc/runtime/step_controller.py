@@ -212,7 +212,7 @@ class StepController:
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             self.pending.end_step(self.schedule.ended - self._planned_in)
-            is_due = bool(self.pending and self.agreement.known_types)  # a rank that knows no block has no report
+            is_due = bool(self.agreement.known_types) and bool(self.pending)  # without a block there is no report
             if self._ballot.ask(is_due, self._is_quiet):
                 self.plan_pending()
             if not self.pending:
