@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.adopter import Adopter
@@ -14,6 +15,7 @@ from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
 from ds_adacc.runtime.current_pass import CalledByType
 
+Known = TypeVar("Known")
 _PAUSE = 8  # steps from a plan to one for larger inputs: what many ranks meet in many steps is planned for at once
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
 
@@ -59,7 +61,7 @@ class PendingLiveSets:
             self.add([live_set], "blocks ran together that had not before" if is_new else more)
             return False
         if not is_planned:  # what has got other policies may be too large now beside others
-            self.forget(live_set)
+            self._planned = _without(live_set, self._planned)
         if live_set in self._agreement.live_sets:  # another rank may have met it first
             self._adopter.note_planned(live_set)
         elif self._adopter.outgrow(alive):
@@ -139,13 +141,21 @@ class PendingLiveSets:
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
 
     def forget(self, names: Collection[str]) -> None:
-        """Forget that live sets with any of these block types have a plan: their policies are not what they were."""
-        self._planned = {live_set: each for live_set, each in self._planned.items() if live_set.isdisjoint(names)}
+        """Forget the live sets with any of these block types, which this rank has forgotten.
+
+        If one runs again, its block types get policies anew, and it is seen whether these fit together.
+        """
+        self._planned, self._reasons = _without(names, self._planned), _without(names, self._reasons)
 
     def add_all(self, reason: str) -> None:
         """Have all live sets wait for a new plan: what any plan of the run is for, and what has adopted from one."""
         self.add({*self._planned, *self._agreement.live_sets, *self._agreement.unfit}, reason)
         self._planned = {}
+
+
+def _without(names: Collection[str], live_sets: Mapping[LiveSet, Known]) -> dict[LiveSet, Known]:
+    """What is known of the live sets with none of these block types."""
+    return {live_set: each for live_set, each in live_sets.items() if live_set.isdisjoint(names)}
 
 
 def _planned_blocks(agreed: AgreedType) -> int:

@@ -285,7 +285,7 @@ class StepController:
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
-        self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted})
+        self.pending.forget(self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted}))
         self.choose_policies([*plan.policies, *adopted])
         self.new_sizes.forget_unused()
         self.plan_log.decided(plan, self.schedule.ended)

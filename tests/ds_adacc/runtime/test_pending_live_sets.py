@@ -52,3 +52,19 @@ def test_sizes_that_were_forgotten_are_looked_at_together_when_they_come_again(m
     assert longer not in agreement.known_types
     training.step((8, 40))
     assert agreement.unpriced == {longer} and not agreement.undecided
+
+
+def test_what_waits_for_a_plan_waits_no_longer_once_its_sizes_are_forgotten():
+    """A plan that other blocks call for comes first, and makes the adopted sizes be forgotten."""
+    training = TwoPrograms(enabled=False)
+    for length in (32, 24, 20, 28):
+        training.step((length, length))
+    controller = training.runtime.controller
+    training.step((25, 33))
+    waiting = frozenset(each.variants()[0].digest for each in controller.blocks.all())
+    assert waiting <= controller.agreement.origins.keys()
+    controller.pending.add([waiting], "a reason")
+    plan = controller.decide(controller.agreement.live_sets, "drift")
+    assert waiting.isdisjoint(controller.agreement.known_types)
+    training.step((32, 32))
+    assert controller.plan is plan and not controller.pending
