@@ -162,7 +162,7 @@ class PlannedCalls:
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward)
-        told = self._warnings.diverged
+        told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
         call = Call(bound, inputs, told, noted, alive)
@@ -192,7 +192,7 @@ class PlannedCalls:
         self._controller.step.current_pass.take_back(variant.digest, block)
         block.note_mispredicted(variant)
         self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
-        self._warnings.mispredicted(bound, position)
+        self._warnings.mispredicted(block, bound, position)
 
 
 def _nothing(_: Any) -> None:

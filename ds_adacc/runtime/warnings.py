@@ -158,10 +158,10 @@ class Warnings:
                 once_for=", ".join(sorted(names)),
             )
 
-    def diverged(self, bound: BoundPolicy, position: int) -> None:
+    def diverged(self, block: Block, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than the recorded one."""
         self._tell(
-            bound.recording.name,
+            block,
             "block %s: from saved tensor %d on, a call differs from the recorded one, which saved %d; the rest is "
             "retained. Gradients are right, but the call takes more memory than planned. Blocks that branch on their "
             "data do this; if memory runs out, lower adacc.memory_budget",
@@ -169,10 +169,10 @@ class Warnings:
             len(bound.course.instructions),
         )
 
-    def mispredicted(self, bound: BoundPolicy, position: int) -> None:
+    def mispredicted(self, block: Block, bound: BoundPolicy, position: int) -> None:
         """A call saved something else than was predicted for its arguments."""
         self._tell(
-            bound.recording.name,
+            block,
             "block %s: from saved tensor %d on, a call differs from what was predicted for its arguments, which is "
             "%d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than planned. "
             "The next call like it is recorded",

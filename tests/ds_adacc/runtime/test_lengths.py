@@ -439,7 +439,7 @@ class Bucketed(zoo.GPTBlock):
 def test_a_constant_that_several_sizes_have_in_common_is_not_taken_for_that_of_all(monkeypatch):
     """Once this was found out, the blocks are recorded at each size: a call that differs takes more than planned."""
     mistaken = []
-    monkeypatch.setattr(Warnings, "mispredicted", lambda _, bound, position: mistaken.append(bound))
+    monkeypatch.setattr(Warnings, "mispredicted", lambda *given: mistaken.append(given))
     training = Training(Bucketed, rectifier={"enabled": False})
     lot = random.Random(0)
     for step, time in enumerate((64, *(lot.randrange(8, 60) for _ in range(40)))):
