@@ -43,7 +43,7 @@ E9. Unpacking asks for the current device and stream. Backward has threads of it
 E10. A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
 E11. A number that keeps changing is guarded for three values, a container whose items do for eight: guarding it longer
     would record the block at every step. From then on nothing of the block is replayed, just as in a block that depends
-    on what no guard can read.
+    on what no guard can read. Values before 64 calls in which nothing changed do not count.
 E12. The pack hook runs once for each saved tensor, in the recorded order; positions are counted by it. A hook that
     fired twice would shift all later positions: most calls would diverge (and retain), but a value that looks like the
     one before it could be taken for that.

@@ -22,6 +22,7 @@ from ds_adacc.python_state.reading import Reading
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _SIZES_TRIED = 8  # at which a block could not be recorded: to try takes dozens of times as long as a call
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
+_SETTLED = 64  # calls without a change, after which the changes before count no more
 _MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a second length brings one
 _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each of its sizes
 
@@ -35,6 +36,7 @@ class Block:
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `changes`: by name, how often it was recorded and this had changed since its last call, of whatever sizes.
+    `calls_since_change`: how often it was called since anything had changed so.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
     """
@@ -46,6 +48,7 @@ class Block:
         self.other_graphs = 0
         self._undisturbed = 0
         self.changes: Counter[str] = Counter()
+        self.calls_since_change = 0
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
         self._variants: list[tuple[Signature, Variant]] = []
@@ -138,7 +141,14 @@ class Block:
             return set()
         changed = names_of_changes(last.guards, guards, last.ignored)
         self.changes.update(changed)
+        if changed:
+            self.calls_since_change = 0
         return changed
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether nothing that it depends on had changed for so many calls that a new change is none of a series."""
+        return self.calls_since_change >= _SETTLED
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

@@ -98,7 +98,7 @@ class Learner:
         variant = recalled or Variant()
         variant.guards = guards
         if earlier is not None and earlier.is_recorded:
-            variant.succeed(earlier)
+            variant.succeed(earlier, block.has_settled)
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
         self._warnings.changed_again(block, block.note_changes(guards) - variant.ignored)

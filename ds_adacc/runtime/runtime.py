@@ -194,6 +194,7 @@ class Runtime:
         self.warnings.fallen_back(block, _OTHER_THREAD)
 
     def _record_or_run(self, incoming: Incoming) -> Any:
+        incoming.block.calls_since_change += 1
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
         if variant is None or self._is_to_verify(variant):
             reason = not_recorded_now(incoming.call.closure)

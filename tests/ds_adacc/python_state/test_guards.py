@@ -100,6 +100,19 @@ def test_a_settled_number_may_begin_to_matter_later(use, caplog):
     assert "block.step" in warning
 
 
+def test_a_number_that_changes_seldom_never_ends_the_replays(caplog):
+    work, block = recomputing(), zoo.HolderBlock()
+    block.use = lambda h, rate: h * rate
+    for rate in (0.1, 0.3, 0.2, 0.5):
+        block.step = rate
+        for _ in range(64):
+            work.checkpoint(block, batch())
+        same_bits(work, block, batch())
+    assert work.recordings == 4
+    assert not any(variant.doubt for variant in work.blocks.all()[0].variants())
+    assert "keeps changing" not in caplog.text
+
+
 class Remembering(zoo.HolderBlock):
     """Notes something at every call, in this attribute."""
 
