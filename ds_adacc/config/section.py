@@ -89,10 +89,12 @@ def _listed(value: Any, what: str, example: str = "") -> tuple[Any, ...]:
 def _block_classes(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
-    names = _listed(value, "module class name")
+    example = ", such as 'LlamaDecoderLayer'"
+    names = _listed(value, "module class name", example)
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name.isidentifier():
-            hint = f"; did you mean {_last(name)!r}?" if isinstance(name, str) and _last(name).isidentifier() else ""
+            is_path = isinstance(name, str) and _last(name).isidentifier()
+            hint = f"; did you mean {_last(name)!r}?" if is_path else example
             raise _invalid(((index,), name, f"must be the name of a class{hint}"))
     return names
 
@@ -142,6 +144,8 @@ def _meant_budget(value: Any) -> str:
         fraction = value / 10 if value < 10 else value / 100
         smaller = f"{fraction:g} or " if fraction <= 1 else ""
         return f"; a fraction is at most 1; did you mean {smaller}'{value:g}GiB'?"
+    elif type(value) is float and value >= _FEWEST_BYTES and value.is_integer():
+        return f"; did you mean {int(value)}?"
     return ""
 
 
@@ -150,7 +154,7 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
         if value not in PRESETS:
             role = "dropout_mask" if value == "bits" else "linear"
             hint = f"; a codec is given by role, as in {{{role!r}: {value!r}}}" if value in CODECS else ""
-            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS)}{hint}"))
+            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS, {'lossless': 'none'})}{hint}"))
         return value
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))

@@ -175,7 +175,7 @@ def test_memory_budget(value, budget):
 
 @pytest.mark.parametrize(
     "value",
-    [0, -1, 0.0, -0.5, 2e9, float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "0", "1e9B"],
+    [0, -1, 0.0, -0.5, 2.5e9 + 0.5, float("inf"), float("nan"), True, None, [], "", "GiB", "-1GB", "0MB", "0", "1e9B"],
 )
 def test_budgets_that_are_none(value):
     shown = {"None": "null", "True": "true"}.get(repr(value), repr(value))
@@ -200,9 +200,10 @@ def test_a_fraction_in_quotes(value):
         ("12G", "'12GB'"),
         ("1.5 gi", "'1.5 giB'"),
         ("AUTO", "'auto'"),
+        (12e9, "12000000000"),
     ],
 )
-def test_a_budget_in_quotes_that_is_nearly_valid(value, meant):
+def test_a_budget_that_is_nearly_valid(value, meant):
     (message,) = errors({"memory_budget": value})
     assert message.endswith(f"(0 < decimal number <= 1); did you mean {meant}?")
 
@@ -379,6 +380,11 @@ def test_presets_name_codecs_that_exist():
             "(valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none')",
         ),
         (
+            {"codecs": "lossless"},
+            "adacc.codecs = 'lossless': unknown preset; did you mean 'none'? "
+            "(valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none')",
+        ),
+        (
             {"codecs": "bits"},
             "adacc.codecs = 'bits': unknown preset (valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', "
             "'none'); a codec is given by role, as in {'dropout_mask': 'bits'}",
@@ -437,8 +443,16 @@ def test_presets_name_codecs_that_exist():
             {"blocks": "Auto"},
             "adacc.blocks = 'Auto': must be 'auto' or a list of module class names; did you mean 'auto'?",
         ),
-        ({"blocks": []}, "adacc.blocks = []: must be 'auto' or a list of at least one module class name"),
-        ({"blocks": ["A", 3]}, "adacc.blocks[1] = 3: must be the name of a class"),
+        (
+            {"blocks": []},
+            "adacc.blocks = []: must be 'auto' or a list of at least one module class name, such as "
+            "'LlamaDecoderLayer'",
+        ),
+        ({"blocks": ["A", 3]}, "adacc.blocks[1] = 3: must be the name of a class, such as 'LlamaDecoderLayer'"),
+        (
+            {"blocks": ["model.layers.0"]},
+            "adacc.blocks[0] = 'model.layers.0': must be the name of a class, such as 'LlamaDecoderLayer'",
+        ),
         (
             {"blocks": ["model.Layer"]},
             "adacc.blocks[0] = 'model.Layer': must be the name of a class; did you mean 'Layer'?",
