@@ -247,7 +247,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         pipeline.replace_checkpoint_function(engine.module)
     get_logger().info("%s", _summary(blocks))
     if blocks:
-        get_logger().info("step 1 records and measures the blocks: it takes much longer than later steps")
+        get_logger().info("the first step records and measures the blocks: it takes much longer than later steps")
 
 
 def _leave_alone(engine: Any) -> None:

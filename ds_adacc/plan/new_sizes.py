@@ -78,7 +78,10 @@ class NewSizes:
             before = iter(example.sizes.lengths)
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)
-            text = "%s: at the input size %s the program is predicted from those at other sizes (prediction %d)"
+            text = (
+                "%s: the input size %s is new. It is not recorded, since recordings at others tell what the block does "
+                "(such sizes so far: %d)"
+            )
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 
     def forget_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:

@@ -467,9 +467,9 @@ def test_new_sizes_are_told_at_first_and_then_counted(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         for time in range(20, 36):
             training.step(time)
-    told = [r.getMessage() for r in caplog.records if "is predicted from" in r.getMessage()]
-    assert [text.rpartition("(")[2] for text in told] == [f"prediction {n})" for n in (1, 2, 3, 10)]
-    assert "at the input size (2, 23, 32) the program is predicted" in told[0]
+    told = [r.getMessage() for r in caplog.records if "such sizes so far" in r.getMessage()]
+    assert [text.rpartition("(")[2] for text in told] == [f"such sizes so far: {n})" for n in (1, 2, 3, 10)]
+    assert ": the input size (2, 23, 32) is new. It is not recorded, since recordings at others tell" in told[0]
 
 
 class Scheduled(nn.Module):
