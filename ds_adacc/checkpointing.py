@@ -198,7 +198,7 @@ def tell_of_options(ds_config: Mapping[str, Any]) -> None:
     """
     ignored = Options.of(ds_config).beyond(registry.options)
     if ignored:
-        text = f'of "{OPTIONS}" in ds_config, this has no effect, as ds_adacc decides what blocks hold: '
+        text = f'these keys of "{OPTIONS}" have no effect, as ds_adacc decides what blocks hold: '
         advice = [f"In place of {name}, {ADVICE[name]}" for name in ignored if name in ADVICE]
         get_logger().info("%s%s", text, ". ".join([", ".join(ignored), *advice]))
 

@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "factory",
         metavar="MODULE:FUNCTION",
-        help="called with a micro-batch size, it returns (model, inputs): the model, and the arguments of one forward "
-        "as a tensor, a tuple or a dict; the current directory is importable. The loss is the output's `loss` if it "
-        "has one, else the sum of all that is floating-point in it",
+        help="your function, such as big:make for `make` in big.py in the current directory. It is called with a "
+        "micro-batch size, and returns (model, inputs): the model, and the arguments of one forward as a tensor, a "
+        "tuple or a dict. The loss is the output's `loss` if it has one, else the sum of all that is floating-point in "
+        "it",
     )
     text = (
         "the micro-batch size to plan for (by default the function's own default, or else that of the config), and "

@@ -379,7 +379,7 @@ def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
     (line,) = told_of_options(caplog, partition_activations=True, cpu_checkpointing=True, number_checkpoints=4)
     configure = "call ds_adacc.checkpointing.configure(mpu, ds_config), and"
     assert line == (
-        'of "activation_checkpointing" in ds_config, this has no effect, as ds_adacc decides what blocks hold: '
+        'these keys of "activation_checkpointing" have no effect, as ds_adacc decides what blocks hold: '
         "partition_activations, number_checkpoints, cpu_checkpointing. "
         f"In place of partition_activations, {configure} block inputs are shared among tensor-parallel ranks. "
         'In place of cpu_checkpointing, have "offload": true (the default) in the "adacc" section, and tensors of a '
