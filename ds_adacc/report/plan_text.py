@@ -178,6 +178,17 @@ def _of_largest(plan: Plan, budget: Budget) -> list[str]:
     return []
 
 
+def _where_all_fits(plan: Plan, budget: Budget) -> list[str]:
+    """That the plan leaves memory as it is without ds_adacc, and what to set: else users would look for a fault.
+
+    A fraction lets everything fit only for batches that are smaller than the largest.
+    """
+    if plan.added_seconds or plan.peak > plan.budget or budget.fraction is not None:
+        return []
+    hint = "everything fits the budget, so everything is retained; a smaller memory_budget, such as 0.4, takes less"
+    return [f"    {hint}"]
+
+
 def _summary(plan: Plan, budget: Budget, observation: Observation) -> list[str]:
     fraction = plan.peak / plan.without if plan.without else 1.0
     held = f"  held between forward and backward: planned {human_bytes(plan.held)}"
@@ -190,6 +201,7 @@ def _summary(plan: Plan, budget: Budget, observation: Observation) -> list[str]:
         f"  peak: {_peaks(plan, observation)}; budget {_shown(plan.budget)}",
         f"  peak without checkpointing: {human_bytes(plan.without)}; the plan takes {fraction:.2f} of it",
         *_of_largest(plan, budget),
+        *_where_all_fits(plan, budget),
         f"  added to a forward and backward: {1000 * plan.added_seconds:.1f} ms",
         *_device_memory(observation),
     ]
