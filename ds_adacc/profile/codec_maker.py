@@ -39,8 +39,8 @@ class CodecMaker:
     def on_offer(self, value: RecordedValue, recording: Recording) -> tuple[str, ...]:
         """The names of the codecs that may hold `value`; `planner.OFFLOAD` if it, or their payloads, may be offloaded.
 
-        A value that holds Inf or NaN (an attention mask, say) is never quantised. A small value, or one on the CPU, is
-        never offloaded.
+        A value that holds Inf or NaN, or that a mask may fill with Inf or a huge number, is never quantised. A small
+        value, or one on the CPU, is never offloaded.
         """
         saved = value.index in recording.saved or value.origin == "input"
         if not saved or not value.owned or value.dynamic or value.overwritten or not value.geometry.is_dense:
@@ -48,7 +48,7 @@ class CodecMaker:
         if value.geometry.numel == 0:
             return ()
         names = self._offers[value.role]
-        quantisable = value.geometry.dtype in _FLOATS and value.finite
+        quantisable = value.geometry.dtype in _FLOATS and value.moderate
         offered = tuple(n for n in names if (value.two_valued if n == "bits" else quantisable))
         offloads = self._config.offload and value.device == "cuda" and value.nbytes >= _LEAST_OFFLOADED
         return (*offered, planner.OFFLOAD) if offloads else offered

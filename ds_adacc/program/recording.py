@@ -31,8 +31,8 @@ class RecordedValue:
     is; `source` is the number of the argument or buffer.
     `channels`: the length of its last dimension, as the operators that read it see it. `overwritten`: written to in
     place later on. `dynamic`: its shape depends on data.
-    `two_valued`: in every call it has at most two values. `finite`: its data has no Inf, and no operator before it is
-    known to bring one in another call. `device`: the type of its device. `is_parameter`: an argument that is an
+    `two_valued`: at most two values in every call. `moderate`: its data has no Inf, and no mask is known to bring
+    one, or a huge number, in another call. `device`: the type of its device. `is_parameter`: an argument that is an
     `nn.Parameter`.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     `pinned`: the program, or another call, holds it until backward, whatever the plan.
@@ -50,7 +50,7 @@ class RecordedValue:
     overwritten: bool = False
     dynamic: bool = False
     two_valued: bool = False
-    finite: bool = True
+    moderate: bool = True
     role: str = "other"
     device: str = "cpu"
     is_parameter: bool = False

@@ -26,7 +26,7 @@ The files, in the order in which a call meets them:
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
-  `infinities`: which ones a mask may fill with Inf later.
+  `extremes`: which ones a mask may fill with Inf or a huge number later.
 
 What is written down is in `program/`, what it depends on besides tensors in `python_state/`.
 

@@ -17,7 +17,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
 from ds_adacc.record.compiled_kernels import KERNEL
-from ds_adacc.record.infinities import may_become_infinite
+from ds_adacc.record.extremes import may_become_extreme
 from ds_adacc.record.masks import is_mask
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -48,7 +48,7 @@ def made_as(name: str) -> str | None:
 
 
 def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
-    """The recording with each value's role and channels, and whether it is `two_valued` and `finite`.
+    """The recording with each value's role and channels, and whether it is `two_valued` or `moderate`.
 
     The data of a value that has died is not known. No codec is on offer for it.
     """
@@ -71,9 +71,9 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
         if is_whole and not _is_finite(tensor):
             infinite.append(value.index)
         channels = _channels(value, [g for _, _, g in uses])
-        values.append(replace(value, role=role, two_valued=two_valued, finite=is_whole, channels=channels))
-    for index in may_become_infinite(recording, infinite):
-        values[index] = replace(values[index], finite=False)
+        values.append(replace(value, role=role, two_valued=two_valued, moderate=is_whole, channels=channels))
+    for index in may_become_extreme(recording, infinite):
+        values[index] = replace(values[index], moderate=False)
     return replace(recording, values=tuple(values))
 
 

@@ -68,7 +68,7 @@ def test_what_the_first_rank_raises_all_raise(error, arrives):
 def test_data_and_device_numbers_do_not_part_kinds():
     block = zoo.GPTBlock(dropout=0.0)
     recording = record(block, (torch.randn(2, 9, zoo.WIDTH, requires_grad=True),), {})
-    flagged = tuple(replace(v, finite=not v.finite, two_valued=not v.two_valued) for v in recording.values)
+    flagged = tuple(replace(v, moderate=not v.moderate, two_valued=not v.two_valued) for v in recording.values)
     assert replace(recording, values=flagged).digest == recording.digest
     digests = set()
     for number in (0, 1):

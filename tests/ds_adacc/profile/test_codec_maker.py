@@ -86,7 +86,7 @@ def test_a_cuda_device_with_cupy_is_warmed_up_once(monkeypatch):
 def test_a_saved_value_on_a_cuda_device_may_be_offloaded():
     assert maker().on_offer(*saved()) == ("outlier", planner.OFFLOAD)
     assert maker(codecs="none").on_offer(*saved()) == (planner.OFFLOAD,)
-    assert maker(codecs="none").on_offer(*saved(finite=False)) == (planner.OFFLOAD,)
+    assert maker(codecs="none").on_offer(*saved(moderate=False)) == (planner.OFFLOAD,)
     assert maker(codecs="none").on_offer(*saved(role="statistic")) == (planner.OFFLOAD,)
 
 

@@ -1,4 +1,4 @@
-"""No lossy codec holds what a mask may fill with -inf later, though it hid nothing while the block was recorded."""
+"""No lossy codec holds what a mask may fill with huge numbers later, though it hid nothing in the recorded call."""
 
 import math
 
@@ -10,16 +10,16 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.record.infinities import may_become_infinite
+from ds_adacc.record.extremes import may_become_extreme
 from ds_adacc.runtime.runtime import Runtime
 
 WIDTH, TIME = 64, 48
 
 
-def infinite(program, *inputs):
-    """By operator, the values of floats that may come to hold Inf."""
+def extreme(program, *inputs):
+    """The operators whose results may come to hold Inf or a huge number."""
     recording = record(program, inputs, {})
-    found = sorted(may_become_infinite(recording, ()))
+    found = sorted(may_become_extreme(recording, ()))
     return [recording.ops[recording.values[index].producer].short_name for index in found]
 
 
@@ -49,7 +49,12 @@ MASKED = {
         ["masked_fill", "mul", "_to_copy", "logsumexp"],
     ),
     "of logarithms": (lambda x: x.masked_fill(hidden(x), -math.inf).log_softmax(-1), ["masked_fill", "_log_softmax"]),
-    "finite": (lambda x: x.masked_fill(hidden(x), -1e9).logsumexp(-1), []),
+    "filled with a huge number": (
+        lambda x: x.masked_fill(hidden(x), torch.finfo(x.dtype).min).amax(-1),
+        ["masked_fill", "amax"],
+    ),
+    "filled with a small number": (lambda x: x.masked_fill(hidden(x), -100.0).logsumexp(-1), []),
+    "computed with a huge number": (lambda x: (1e4 ** x.tanh()).cos() * x, []),
     "before a softmax": (lambda x: x.masked_fill(hidden(x), -math.inf).softmax(-1) @ x.mT, ["masked_fill"]),
     "before an exponential": (lambda x: x.masked_fill(hidden(x), -math.inf).exp() @ x.mT, ["masked_fill"]),
     "in attention": (attention, ["masked_fill"]),
@@ -58,9 +63,9 @@ MASKED = {
 
 
 @pytest.mark.parametrize("name", MASKED)
-def test_what_may_hold_inf_is_read_off_the_operators(name):
+def test_it_is_read_off_the_operators(name):
     program, expected = MASKED[name]
-    assert infinite(program, torch.randn(8, 8, requires_grad=True)) == expected
+    assert extreme(program, torch.randn(8, 8, requires_grad=True)) == expected
 
 
 def test_what_holds_inf_already_may_bring_it_elsewhere():
@@ -68,8 +73,8 @@ def test_what_holds_inf_already_may_bring_it_elsewhere():
     bias[0, 0] = -math.inf
     x = torch.randn(8, 8, requires_grad=True)
     recording = record(lambda x: torch.where(x > 100, bias, x).logsumexp(-1), (x,), {})
-    finite = {value.label: value.finite for value in recording.values if value.index in recording.saved}
-    assert finite == {"mask": True, "where": False, "logsumexp": False}
+    moderate = {value.label: value.moderate for value in recording.values if value.index in recording.saved}
+    assert moderate == {"mask": True, "where": False, "logsumexp": False}
 
 
 class Attention(nn.Module):
