@@ -140,7 +140,8 @@ def _text(name: str) -> str:
     except ValueError:  # not base64, not ASCII, or not UTF-8
         decoded = ""
     if not decoded.lstrip().startswith("{"):
-        raise ValueError("no such file, and not base64-encoded JSON either")
+        folder = "" if os.path.isabs(name) else f" in {os.getcwd()}"
+        raise ValueError(f"no such file{folder}, and not base64-encoded JSON either")
     return decoded
 
 

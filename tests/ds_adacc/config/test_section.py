@@ -544,10 +544,13 @@ def test_read_of_nothing_and_of_a_mapping():
 
 
 @pytest.mark.parametrize("name", ["ds_confg.json", "naïve.json", "missing", "configs/deep speed.json", "abcd"])
-def test_a_missing_file_is_named(name):
+def test_a_missing_file_is_named_with_the_folder_where_it_is_missing(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as error:
         load(name)
-    assert str(error.value) == f"ds_config {name!r}: no such file, and not base64-encoded JSON either"
+    assert str(error.value) == f"ds_config {name!r}: no such file in {tmp_path}, and not base64-encoded JSON either"
+    with pytest.raises(ConfigError, match=r"\.json': no such file, and not base64"):
+        load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
