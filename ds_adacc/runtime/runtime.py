@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -81,8 +81,7 @@ class Runtime:
         )
         self.calls = 0
         self.recordings = 0
-        self._thread: int | None = None  # that runs a block now
-        self._is_taken = threading.Lock()  # by that thread
+        self._threads: list[int] = []  # that call a block now; the first of them runs it
         self.warnings = Warnings()
         self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
@@ -107,7 +106,7 @@ class Runtime:
     @property
     def is_inside(self) -> bool:
         """Whether this thread runs a block now."""
-        return self._thread == threading.get_ident()
+        return self._threads[:1] == [threading.get_ident()]
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`. The tensors that its backward needs are held as the plan says."""
@@ -136,27 +135,33 @@ class Runtime:
             if not block.begins_gradient:
                 self.warnings.holds_nothing(block)
             return output
-        if not self._is_taken.acquire(blocking=False):
-            self._fall_back_to_other_thread(block)
-            return function(*args, **kwargs)
+        call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
+        thread = threading.get_ident()
+        # Python raises KeyboardInterrupt where a function in C returns. So what `append` has done is undone even then.
         try:
-            self._thread = threading.get_ident()
+            self._threads.append(thread)
+            if self._threads[0] != thread:
+                self._fall_back_to_other_thread(block)
+                return call.run()
+            return self._run_alone(block, key, getattr(owner, "training", None), call)
+        finally:
+            self._threads.remove(thread)
+
+    def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall) -> Any:
+        """Run a call while no other thread runs a block. `key`: as of `flatten`; `training`: as of `Signature`."""
+        try:
             self.controller.begin_call()
-            read = self._read(block, closure)
+            read = self._read(block, call.closure)
             if read is None:
-                return function(*args, **kwargs)
+                return call.run()
             reading, held = read
-            shared = aliases(tensors, [*inner, *held])
-            training, held_before = getattr(owner, "training", None), self.controller.held_before(tensors)
-            signature = Signature(key, describe(tensors), shared, ambient(), training, held_before)
-            call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
+            shared = aliases(call.inputs, [*call.inner, *held])
+            held_before = self.controller.held_before(call.inputs)
+            signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before)
             return self._record_or_run(Incoming(block, signature, reading.marks, call))
         except BaseException:
             self.controller.step.drop_pass()
             raise
-        finally:
-            self._thread = None
-            self._is_taken.release()
 
     def _read(self, block: Block, closure: Closure) -> tuple[Reading, list[torch.Tensor]] | None:
         """Read what the block holds, which is its `last_reading` then, and the tensors in it. None if it cannot be."""
@@ -173,7 +178,7 @@ class Runtime:
 
         A call inside a block is part of that block, and without gradients nothing is held (Rule T3).
         """
-        a_block_runs = self._thread is not None
+        a_block_runs = bool(self._threads)
         if a_block_runs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             if a_block_runs and not self.is_inside:
                 self._fall_back_to_other_thread(block)

@@ -1,5 +1,8 @@
 """An exception in a block's forward or backward, in any step, leaves everything clean: the next step works."""
 
+import functools
+import itertools
+import sys
 import types
 
 import pytest
@@ -217,6 +220,35 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
         assert_same(plain.step(number), ours.step(number))
     held = ours.runtime.controller.observation.held
     assert held.planned == held.observed
+
+
+def interrupted(number, call):
+    """Whether the call was interrupted: Python does so where a function in C returns, here the one of this number."""
+    returns = itertools.count()
+
+    def interrupt(frame, event, _):
+        if event == "c_return" and frame.f_code is Runtime.run.__code__ and next(returns) == number:
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def test_after_an_interrupt_no_block_counts_as_running(caplog):
+    work, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+    call = functools.partial(work.checkpoint, block, torch.randn(2, 9, zoo.WIDTH))
+    for number in itertools.count():
+        if not interrupted(number, call):
+            break
+        call()
+        assert work.recordings == 1
+    assert number > 1 and "another thread" not in caplog.text
 
 
 @pytest.mark.parametrize("error", ERRORS)
