@@ -185,7 +185,7 @@ def _where_all_fits(plan: Plan, budget: Budget) -> list[str]:
     """
     if plan.added_seconds or plan.peak > plan.budget or budget.fraction is not None:
         return []
-    hint = "everything fits the budget, so everything is retained; a smaller memory_budget, such as 0.4, takes less"
+    hint = "all of this batch fits the budget, so all is retained; a smaller memory_budget, such as 0.4, takes less"
     return [f"    {hint}"]
 
 

@@ -182,7 +182,7 @@ def test_where_everything_fits_the_table_says_how_to_take_less(budget, is_told):
     """Without `memory_budget`, a model that fits takes as much memory as without ds_adacc, and users wonder why."""
     training = steps(9, 9, memory_budget=budget)
     text = table_of(training.runtime.controller.plan, training)
-    hint = "everything fits the budget, so everything is retained; a smaller memory_budget, such as 0.4, takes less"
+    hint = "all of this batch fits the budget, so all is retained; a smaller memory_budget, such as 0.4, takes less"
     assert (f"; the plan takes 1.00 of it\n    {hint}\n  added to a forward and backward: 0.0 ms\n" in text) == is_told
     assert (hint in text) == is_told
 
