@@ -135,9 +135,9 @@ def capture(name: str, call: BlockCall) -> Capture:
     """
     recorder = Recorder(name, call)
     hook, watch = _RecordingHook(recorder), recorder.watch
-    watch.start()
     began = torch.autograd._get_sequence_nr()
     try:
+        watch.start()  # here, as it is undone then even if an interrupt comes at once
         with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
             output = run_recorded(call)
     except RuntimeError as error:

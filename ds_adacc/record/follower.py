@@ -7,7 +7,6 @@ factor that follows it. So the first call at a predicted size is recorded beside
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -36,9 +35,12 @@ def follow(
     """
     follower = Follower(predicted, call, pack, diverge)
     try:
+        if _is_to_watch(predicted):  # else there is nothing to see, and Python is slower while it is watched
+            follower.watch.start()
         with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
             output = run_recorded(call)
     finally:
+        follower.watch.stop()
         is_as_predicted = follower.close()
     return output, is_as_predicted
 
@@ -65,17 +67,6 @@ class Follower(Recorder):
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared
         self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
-
-    def __enter__(self) -> Follower:
-        if _is_to_watch(self._predicted):  # else there is nothing to see, and Python is slower while it is watched
-            self.watch.start()
-        return super().__enter__()
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
-    ) -> None:
-        super().__exit__(exc_type, exc_val, exc_tb)
-        self.watch.stop()
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:

@@ -21,7 +21,10 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import abandon_on_failure, end_backward, end_step, hooked
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
+from ds_adacc.program.slots import keep
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import capture
+from ds_adacc.record.follower import follow
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
@@ -249,6 +252,22 @@ def test_after_an_interrupt_no_block_counts_as_running(caplog):
         call()
         assert work.recordings == 1
     assert number > 1 and "another thread" not in caplog.text
+
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["recorded", "followed"])
+def test_an_interrupt_ends_the_watch_that_has_just_begun(is_followed, monkeypatch):
+    start, (block, args, kwargs) = Watch.start, zoo.example("gpt")
+    recording, call = record(block, args, kwargs), call_of(block, *args)
+
+    def interrupted_start(watch):
+        start(watch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watch, "start", interrupted_start)
+    monkeypatch.setattr("ds_adacc.record.follower._is_to_watch", lambda _: True)
+    with pytest.raises(KeyboardInterrupt):
+        follow(recording, call, keep, list) if is_followed else capture("block", call)
+    assert sys.getprofile() is None
 
 
 @pytest.mark.parametrize("error", ERRORS)
