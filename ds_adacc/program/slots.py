@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -189,3 +189,16 @@ def never_saved(name: str) -> RuntimeError:
 def unpack(slot: Slot) -> torch.Tensor:
     """The unpack hook."""
     return slot.unpack()
+
+
+def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> Any:
+    """What `run` returns. Autograd holds in place of each saved tensor what `pack` makes of it.
+
+    Torch's own `saved_tensors_hooks` leaves the hooks there for good if an interrupt (KeyboardInterrupt) comes while it
+    begins: Python raises that where a function in C returns. Here the hooks are gone even then.
+    """
+    try:
+        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+        return run()
+    finally:
+        torch._C._autograd._pop_saved_tensors_default_hooks()

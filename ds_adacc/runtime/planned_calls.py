@@ -15,7 +15,7 @@ from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
-from ds_adacc.program.slots import unpack
+from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
@@ -85,8 +85,7 @@ class PlannedCalls:
                     variant.is_unseen = False
                     self._seen.add(incoming, variant)
             else:
-                with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-                    output = incoming.call.run()
+                output = run_packed(pack, incoming.call.run)
             outdated = call.confirm(output)
             if outdated is not None:
                 self._note_other_graphs(incoming.block, variant, outdated)

@@ -21,7 +21,7 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.engine_methods import abandon_on_failure, end_backward, end_step, hooked
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
-from ds_adacc.program.slots import keep
+from ds_adacc.program.slots import keep, run_packed
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import capture
 from ds_adacc.record.follower import follow
@@ -225,12 +225,15 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
     assert held.planned == held.observed
 
 
-def interrupted(number, call):
-    """Whether the call was interrupted: Python does so where a function in C returns, here the one of this number."""
+def interrupted(number, call, within):
+    """Whether the call was interrupted: Python does so where a function in C returns.
+
+    Here it is the one of this number that a function with the code `within` calls.
+    """
     returns = itertools.count()
 
     def interrupt(frame, event, _):
-        if event == "c_return" and frame.f_code is Runtime.run.__code__ and next(returns) == number:
+        if event == "c_return" and frame.f_code is within and next(returns) == number:
             raise KeyboardInterrupt
 
     sys.setprofile(interrupt)
@@ -247,11 +250,22 @@ def test_after_an_interrupt_no_block_counts_as_running(caplog):
     work, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
     call = functools.partial(work.checkpoint, block, torch.randn(2, 9, zoo.WIDTH))
     for number in itertools.count():
-        if not interrupted(number, call):
+        if not interrupted(number, call, Runtime.run.__code__):
             break
         call()
         assert work.recordings == 1
     assert number > 1 and "another thread" not in caplog.text
+
+
+def test_an_interrupt_leaves_no_hooks():
+    work, block = Runtime(load({"adacc": SECTION})), zoo.GPTBlock()
+    call = functools.partial(work.checkpoint, block, torch.randn(2, 9, zoo.WIDTH))
+    call()
+    number = 0
+    while interrupted(number, call, run_packed.__code__):
+        assert_clean()
+        number += 1
+    assert number > 1
 
 
 @pytest.mark.parametrize("is_followed", [False, True], ids=["recorded", "followed"])
