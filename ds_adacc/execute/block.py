@@ -22,7 +22,7 @@ from ds_adacc.python_state.reading import Reading
 _VARIANTS = 64  # a variant holds a plan; a block called with ever new shapes must not pile them up
 _SIZES_TRIED = 8  # at which a block could not be recorded: to try takes dozens of times as long as a call
 _UNDISTURBED = 64  # calls with the recorded graphs, after which others that ran before are forgotten
-_SETTLED = 64  # calls without a change, after which the changes before count no more
+_SETTLED = 64  # calls without a change, after which earlier changes do not count
 _MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a second length brings one
 _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each of its sizes
 
@@ -36,7 +36,8 @@ class Block:
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
     `changes`: by name, how often it was recorded and this had changed since its last call, of whatever sizes.
-    `calls_since_change`: how often it was called since anything had changed so.
+    `calls_since_change`: how often it was called since anything had changed so. `had_settled`: the last change came
+    after 64 calls without one, so those before it do not count.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
     """
@@ -49,6 +50,7 @@ class Block:
         self._undisturbed = 0
         self.changes: Counter[str] = Counter()
         self.calls_since_change = 0
+        self.had_settled = False
         self.places: dict[str, Place] = {}
         self.last_reading: Reading | None = None
         self._variants: list[tuple[Signature, Variant]] = []
@@ -140,15 +142,13 @@ class Block:
         if last is None or last.guards is None:
             return set()
         changed = names_of_changes(last.guards, guards, last.ignored)
-        self.changes.update(changed)
         if changed:
+            self.had_settled = self.calls_since_change > _SETTLED  # this call is one of them
             self.calls_since_change = 0
+            if self.had_settled:
+                self.changes.clear()
+            self.changes.update(changed)
         return changed
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether nothing that it depends on had changed for so many calls that a new change is none of a series."""
-        return self.calls_since_change >= _SETTLED
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""
@@ -212,7 +212,9 @@ class Block:
         """The name, the variants with a recording, and after them those of the resumed run that were not recalled."""
         known = [*(variant for variant in self.variants() if variant.is_recorded), *self._past][:_VARIANTS]
         on_host: dict[int, torch.Tensor] = {}
-        return {"name": self.name, "records": [variant.to_plain(on_host) for variant in known]}
+        records = [variant.to_plain(on_host) for variant in known]
+        settled = {"calls_since_change": self.calls_since_change, "had_settled": self.had_settled}
+        return {"name": self.name, "records": records, **settled}
 
     @property
     def digests(self) -> set[str]:
@@ -222,4 +224,6 @@ class Block:
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Block:
         """The block that `to_plain` made `data` of, with its variants as the past."""
-        return cls(data["name"], [Variant.from_plain(variant) for variant in data["records"]])
+        block = cls(data["name"], [Variant.from_plain(variant) for variant in data["records"]])
+        block.calls_since_change, block.had_settled = data["calls_since_change"], data["had_settled"]
+        return block

@@ -178,12 +178,12 @@ class Variant:
         changed = moved(self.guards, guards, self.ignored) if self.ignored else None
         return bool(changed) and changed <= self.ignored
 
-    def succeed(self, earlier: Variant, has_settled: bool) -> None:
+    def succeed(self, earlier: Variant, had_settled: bool) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
 
         A number on a schedule, or a list that grows, would have the block recorded at every step. Once a number has
         been seen with three values, or a container with eight, it is guarded no longer. Then nothing is replayed: its
-        next value may change any constant or choose another branch. If the block `has_settled` before this change, the
+        next value may change any constant or choose another branch. If the block `had_settled` before this change, the
         changes until then do not count: to record it now and then takes little time.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
@@ -193,7 +193,7 @@ class Variant:
         if changed is None:
             return
         changed -= earlier.ignored
-        self.changes = Counter(changed) if has_settled else earlier.changes + Counter(changed)
+        self.changes = Counter(changed) if had_settled else earlier.changes + Counter(changed)
         most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
         if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
             self.ignored = earlier.ignored | changed

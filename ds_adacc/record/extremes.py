@@ -13,6 +13,7 @@ from ds_adacc.program.arguments import CONSTANTS, extract_numbers
 from ds_adacc.program.known_functions import ATTENTION
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
+from ds_adacc.record.masks import makes_all_of
 
 _HUGE = 1e3  # beside activations; masks are of -1e4, -1e9, the least number of the dtype, or -inf
 _PUT = frozenset(
@@ -25,7 +26,7 @@ _PUT = frozenset(
 _MODERATE = frozenset(
     (
         *("_softmax", "_safe_softmax", "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "reciprocal"),
-        *("clamp", "clamp_min", "nan_to_num", "isfinite", "isinf", "isnan"),
+        *("clamp", "clamp_min"),  # if they have a lower bound that is not huge itself
     )
 )
 
@@ -38,13 +39,29 @@ def may_become_extreme(recording: Recording, infinite: Collection[int]) -> set[i
     """
     found = set(infinite)
     for op in recording.ops:
-        name = op.short_name.rstrip("_")
-        if not op.is_aten or ATTENTION in name or name in _MODERATE:
+        if not op.is_aten or ATTENTION in op.name or not (_puts_huge_number(op) or found.intersection(op.reads)):
             continue
-        if (name in _PUT and _is_given_huge_number(op)) or not found.isdisjoint(op.reads):
-            made = [recording.values[index] for index in op.outputs if index is not None]
-            found.update(value.index for value in made if value.geometry.dtype.is_floating_point)
+        is_moderate = _is_moderate(op)
+        made = [recording.values[index] for index in op.outputs if index is not None]
+        for value in made:
+            if value.geometry.dtype.is_floating_point and not (is_moderate and makes_all_of(value, op)):
+                found.add(value.index)
     return found
+
+
+def _puts_huge_number(op: RecordedOp) -> bool:
+    return _name(op) in _PUT and _is_given_huge_number(op)
+
+
+def _is_moderate(op: RecordedOp) -> bool:
+    name = _name(op)
+    if name.startswith("clamp") and (op.args[1:2] == (None,) or _is_given_huge_number(op)):
+        return False
+    return name in _MODERATE
+
+
+def _name(op: RecordedOp) -> str:
+    return op.short_name.rstrip("_")
 
 
 def _is_given_huge_number(op: RecordedOp) -> bool:

@@ -40,7 +40,7 @@ def _is_noise(value: RecordedValue, recording: Recording) -> bool:
     """Whether a Bernoulli draw made all of it, or operators that make equal numbers of equal numbers did from one."""
     for _ in range(_MOST_STEPS):
         op = None if value.producer is None else recording.ops[value.producer]
-        if op is None or not op.is_aten or not _makes_all_of(value, op):
+        if op is None or not op.is_aten or not makes_all_of(value, op):
             return False
         if op.short_name.rstrip("_") == "bernoulli":
             return True
@@ -53,7 +53,7 @@ def _is_noise(value: RecordedValue, recording: Recording) -> bool:
     return False
 
 
-def _makes_all_of(value: RecordedValue, op: RecordedOp) -> bool:
+def makes_all_of(value: RecordedValue, op: RecordedOp) -> bool:
     """Whether the operator that made `value` has written all its elements, as one in place may not."""
     if not op.func._schema.is_mutable:
         return True

@@ -183,7 +183,7 @@ def _where_all_fits(plan: Plan, budget: Budget) -> list[str]:
 
     A fraction lets everything fit only for batches that are smaller than the largest.
     """
-    if plan.added_seconds or plan.peak > plan.budget or budget.fraction is not None:
+    if plan.peak != plan.without or plan.peak > plan.budget or budget.fraction is not None:
         return []
     hint = "all of this batch fits the budget, so all is retained; a smaller memory_budget, such as 0.4, takes less"
     return [f"    {hint}"]

@@ -97,11 +97,12 @@ class Learner:
         recalled = block.recall(recording) if earlier is None else None
         variant = recalled or Variant()
         variant.guards = guards
+        changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
-            variant.succeed(earlier, block.has_settled)
+            variant.succeed(earlier, block.had_settled)
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
-        self._warnings.changed_again(block, block.note_changes(guards) - variant.ignored)
+        self._warnings.changed_again(block, changed - variant.ignored)
         self._doubt(incoming, guards, variant, recording, watch)
         variant.recording = recording.doubted(variant.doubt)
         variant.digest = variant.recording.digest

@@ -140,12 +140,12 @@ class Runtime:
         # Python raises KeyboardInterrupt where a function in C returns. So what `append` has done is undone even then.
         try:
             self._threads.append(thread)
-            if self._threads[0] != thread:
-                self._fall_back_to_other_thread(block)
-                return call.run()
-            return self._run_alone(block, key, getattr(owner, "training", None), call)
+            if self._threads[0] == thread:
+                return self._run_alone(block, key, getattr(owner, "training", None), call)
         finally:
             self._threads.remove(thread)
+        self._fall_back_to_other_thread(block)
+        return call.run()
 
     def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall) -> Any:
         """Run a call while no other thread runs a block. `key`: as of `flatten`; `training`: as of `Signature`."""

@@ -212,7 +212,8 @@ class StepController:
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             self.pending.end_step(self.schedule.ended - self._planned_in)
-            is_due = bool(self.agreement.known_types) and bool(self.pending)  # without a block there is no report
+            # A rank that knows none of the block types would have nothing to report of them.
+            is_due = bool(self.pending) and not self.pending.names.isdisjoint(self.agreement.known_types)
             if self._ballot.ask(is_due, self._is_quiet):
                 self.plan_pending()
             if not self.pending:

@@ -26,6 +26,7 @@ from recomputing import recomputing
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.execute.block import Block
 from ds_adacc.program.signature import flatten
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
@@ -103,14 +104,31 @@ def test_a_settled_number_may_begin_to_matter_later(use, caplog):
 def test_a_number_that_changes_seldom_never_ends_the_replays(caplog):
     work, block = recomputing(), zoo.HolderBlock()
     block.use = lambda h, rate: h * rate
-    for rate in (0.1, 0.3, 0.2, 0.5):
-        block.step = rate
+    for rate in range(1, 11):
+        block.step = rate / 10
         for _ in range(64):
             work.checkpoint(block, batch())
         same_bits(work, block, batch())
-    assert work.recordings == 4
+    assert work.recordings == 10
     assert not any(variant.doubt for variant in work.blocks.all()[0].variants())
-    assert "keeps changing" not in caplog.text
+    assert "keeps changing" not in caplog.text and "recorded anew" not in caplog.text
+
+
+def test_nor_does_it_where_a_block_is_called_in_two_ways():
+    """With and without a gradient of its input, say. The second way is recorded a call later than the first."""
+    work, block = recomputing(), zoo.HolderBlock()
+    block.use = lambda h, rate: h * rate
+    for rate in (0.1, 0.3, 0.2, 0.5):
+        block.step = rate
+        for call in range(66):
+            work.checkpoint(block, batch().requires_grad_(call % 2 == 0))
+    assert work.recordings == 8
+    (known,) = work.blocks.all()
+    assert not any(variant.doubt for variant in known.variants())
+    resumed = Block.from_plain(known.to_plain())
+    assert (
+        (resumed.calls_since_change, resumed.had_settled) == (known.calls_since_change, known.had_settled) == (65, True)
+    )
 
 
 class Remembering(zoo.HolderBlock):

@@ -33,6 +33,12 @@ def attention(x):
     return F.scaled_dot_product_attention(q, q, q, mask).sin()
 
 
+def sigmoid_of_a_part(x):
+    scores = x.masked_fill(hidden(x), -math.inf)
+    scores[..., :4].sigmoid_()
+    return scores.logsumexp(-1)
+
+
 def chosen_by_masked(x):
     return x.sin().gather(-1, x.masked_fill(hidden(x), -math.inf).topk(2)[1])
 
@@ -57,6 +63,16 @@ MASKED = {
     "computed with a huge number": (lambda x: (1e4 ** x.tanh()).cos() * x, []),
     "before a softmax": (lambda x: x.masked_fill(hidden(x), -math.inf).softmax(-1) @ x.mT, ["masked_fill"]),
     "before an exponential": (lambda x: x.masked_fill(hidden(x), -math.inf).exp() @ x.mT, ["masked_fill"]),
+    "before a sigmoid of a part": (sigmoid_of_a_part, ["masked_fill", "sigmoid_", "logsumexp"]),
+    "before bounds": (lambda x: x.masked_fill(hidden(x), -math.inf).clamp(-9.0, 9.0).logsumexp(-1), ["masked_fill"]),
+    "before an upper bound": (
+        lambda x: x.masked_fill(hidden(x), -math.inf).clamp(max=9.0).logsumexp(-1),
+        ["masked_fill", "clamp", "logsumexp"],
+    ),
+    "before a huge bound": (
+        lambda x: x.masked_fill(hidden(x), -math.inf).clamp(min=-1e9).logsumexp(-1),
+        ["masked_fill", "clamp", "logsumexp"],
+    ),
     "in attention": (attention, ["masked_fill"]),
     "before indices": (chosen_by_masked, ["masked_fill", "topk"]),
 }

@@ -179,12 +179,21 @@ def test_a_plan_for_one_of_several_lengths_tells_which():
 
 @pytest.mark.parametrize(("budget", "is_told"), [("1GiB", True), (1.0, False), (0.6, False)])
 def test_where_everything_fits_the_table_says_how_to_take_less(budget, is_told):
-    """Without `memory_budget`, a model that fits takes as much memory as without ds_adacc, and users wonder why."""
+    """Where nothing is to be saved, the model takes as much memory as without ds_adacc, and users wonder why."""
     training = steps(9, 9, memory_budget=budget)
     text = table_of(training.runtime.controller.plan, training)
     hint = "all of this batch fits the budget, so all is retained; a smaller memory_budget, such as 0.4, takes less"
     assert (f"; the plan takes 1.00 of it\n    {hint}\n  added to a forward and backward: 0.0 ms\n" in text) == is_told
     assert (hint in text) == is_told
+
+
+def test_where_copies_to_the_host_take_no_time_the_table_does_not_say_that_all_is_retained():
+    training = steps(9, 9, memory_budget="1GiB")
+    plan = training.runtime.controller.plan
+    (group,) = plan.groups
+    offloading = replace(group, solution=replace(group.solution, peak=group.solution.peak - 1024))
+    assert plan.added_seconds == 0
+    assert "all is retained" not in table_of(replace(plan, groups=(offloading,)), training)
 
 
 def test_a_budget_that_has_grown_since_the_plan_is_told_of():
