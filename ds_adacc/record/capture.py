@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 import types
@@ -20,13 +21,12 @@ from ds_adacc.program.arguments import ValueRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.slots import keep, unpack
+from ds_adacc.program.slots import keep, run_packed
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import python_modules_in, snapshot
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
@@ -138,8 +138,7 @@ def capture(name: str, call: BlockCall) -> Capture:
     began = torch.autograd._get_sequence_nr()
     try:
         watch.start()  # here, as it is undone then even if an interrupt comes at once
-        with torch.autograd.graph.saved_tensors_hooks(hook, unpack), recorder:
-            output = run_recorded(call)
+        output = run_packed(hook, functools.partial(recorder.run, call))
     except RuntimeError as error:
         if not _disables_hooks(error):
             raise

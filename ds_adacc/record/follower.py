@@ -6,6 +6,7 @@ factor that follows it. So the first call at a predicted size is recorded beside
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +15,12 @@ import torch
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
-from ds_adacc.program.slots import unpack
+from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
@@ -37,8 +37,7 @@ def follow(
     try:
         if _is_to_watch(predicted):  # else there is nothing to see, and Python is slower while it is watched
             follower.watch.start()
-        with torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack), follower:
-            output = run_recorded(call)
+        output = run_packed(follower.pack, functools.partial(follower.run, call))
     finally:
         follower.watch.stop()
         is_as_predicted = follower.close()

@@ -34,6 +34,7 @@ from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
+from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept import kept_by_arguments, kept_by_context
 from ds_adacc.record.known import Unrecordable
@@ -111,6 +112,11 @@ class Recorder(TorchDispatchMode):
             with self._noting():
                 self._note(self._ran(func, encoded, (args, kwargs), result, states, reads))
         return result
+
+    def run(self, call: BlockCall) -> Any:
+        """What the call returns. Its operators pass through this mode."""
+        with self:
+            return run_recorded(call)
 
     def _is_parametrized(self, tensor: torch.Tensor) -> bool:
         """Whether it is a parameter that is given the memory that it has, which changes nothing."""

@@ -268,20 +268,26 @@ def test_an_interrupt_leaves_no_hooks():
     assert number > 1
 
 
-@pytest.mark.parametrize("is_followed", [False, True], ids=["recorded", "followed"])
-def test_an_interrupt_ends_the_watch_that_has_just_begun(is_followed, monkeypatch):
-    start, (block, args, kwargs) = Watch.start, zoo.example("gpt")
-    recording, call = record(block, args, kwargs), call_of(block, *args)
+BEGINS = {"watch": (Watch, "start"), "hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks")}
 
-    def interrupted_start(watch):
-        start(watch)
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["recorded", "followed"])
+@pytest.mark.parametrize("name", BEGINS)
+def test_an_interrupt_ends_what_has_just_begun(name, is_followed, monkeypatch):
+    (owner, function), (block, args, kwargs) = BEGINS[name], zoo.example("gpt")
+    recording, call = record(block, args, kwargs), call_of(block, *args)
+    begin = getattr(owner, function)
+
+    def begin_interrupted(*given):
+        begin(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Watch, "start", interrupted_start)
+    monkeypatch.setattr(owner, function, begin_interrupted)
     monkeypatch.setattr("ds_adacc.record.follower._is_to_watch", lambda _: True)
     with pytest.raises(KeyboardInterrupt):
         follow(recording, call, keep, list) if is_followed else capture("block", call)
     assert sys.getprofile() is None
+    assert_clean()
 
 
 @pytest.mark.parametrize("error", ERRORS)
