@@ -11,6 +11,7 @@ from ds_adacc.program.function_operator import FunctionOperator, arguments_of
 from ds_adacc.program.recorded_op import RecordedOp
 
 ATTENTION = "scaled_dot_product"  # how the names of fused attention begin in ATen, without the underscore
+SOFTMAX = ("_softmax", "_safe_softmax")  # operators of ATen
 # By a part of a Function's name, the operator of ATen whose values have the same roles; the first that fits.
 _COUNTERPARTS = {
     "attention": ATTENTION,

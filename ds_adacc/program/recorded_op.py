@@ -61,6 +61,11 @@ class RecordedOp:
         return self.name.split(".")[1] if "." in self.name else self.name
 
     @property
+    def functional_name(self) -> str:
+        """The short name of the operator that does not write in place, where this one is the variant that does."""
+        return self.short_name.rstrip("_")
+
+    @property
     def replayable(self) -> bool:
         return self.refusal is None
 

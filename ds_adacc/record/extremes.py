@@ -10,25 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ds_adacc.program.arguments import CONSTANTS, extract_numbers
-from ds_adacc.program.known_functions import ATTENTION
+from ds_adacc.program.known_functions import ATTENTION, SOFTMAX
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.masks import makes_all_of
 
 _HUGE = 1e3  # beside activations; masks are of -1e4, -1e9, the least number of the dtype, or -inf
-_PUT = frozenset(
-    (
-        *("masked_fill", "index_fill", "fill", "full", "full_like", "new_full"),
-        *("scalar_tensor", "constant_pad_nd"),
-    )
-)  # a number in place of elements
-# The results of these are moderate, although they read what a mask has filled.
-_MODERATE = frozenset(
-    (
-        *("_softmax", "_safe_softmax", "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "reciprocal"),
-        *("clamp", "clamp_min"),  # if they have a lower bound that is not huge itself
-    )
-)
+# These put a number in place of elements.
+_PUT = ("masked_fill", "index_fill", "fill", "full", "full_like", "new_full", "scalar_tensor", "constant_pad_nd")
+# The results of these are moderate, although they read what a mask has filled; if there are bounds, one from below.
+_BOUNDS = ("clamp", "clamp_min")
+_MODERATE = (*SOFTMAX, *_BOUNDS, "exp", "exp2", "sigmoid", "tanh", "erf", "relu", "reciprocal")
 
 
 def may_become_extreme(recording: Recording, infinite: Collection[int]) -> set[int]:
@@ -50,18 +42,14 @@ def may_become_extreme(recording: Recording, infinite: Collection[int]) -> set[i
 
 
 def _puts_huge_number(op: RecordedOp) -> bool:
-    return _name(op) in _PUT and _is_given_huge_number(op)
+    return op.functional_name in _PUT and _is_given_huge_number(op)
 
 
 def _is_moderate(op: RecordedOp) -> bool:
-    name = _name(op)
-    if name.startswith("clamp") and (op.args[1:2] == (None,) or _is_given_huge_number(op)):
-        return False
+    name = op.functional_name
+    if name in _BOUNDS and (op.args[1:2] == (None,) or _is_given_huge_number(op)):
+        return False  # it has no bound from below, or a huge one
     return name in _MODERATE
-
-
-def _name(op: RecordedOp) -> str:
-    return op.short_name.rstrip("_")
 
 
 def _is_given_huge_number(op: RecordedOp) -> bool:

@@ -42,7 +42,7 @@ def _is_noise(value: RecordedValue, recording: Recording) -> bool:
         op = None if value.producer is None else recording.ops[value.producer]
         if op is None or not op.is_aten or not makes_all_of(value, op):
             return False
-        if op.short_name.rstrip("_") == "bernoulli":
+        if op.functional_name == "bernoulli":
             return True
         read = _read_alone(op)
         if read is None or not value.geometry.dtype.is_floating_point:
@@ -69,7 +69,7 @@ def _read_alone(op: RecordedOp) -> ValueRef | None:
 
     A second one has many values, or may get them: a scale that is all ones now is trained.
     """
-    name, tensors = op.short_name.rstrip("_"), list(op.references)
+    name, tensors = op.functional_name, list(op.references)
     if len(tensors) != 1 or not isinstance(tensors[0], ValueRef) or tensors[0] is not op.args[0]:
         return None
     others = (*op.args[1:], *(value for _, value in op.kwargs))

@@ -12,7 +12,7 @@ import torch
 
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.known_functions import ATTENTION, aten_counterpart
+from ds_adacc.program.known_functions import ATTENTION, SOFTMAX, aten_counterpart
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_told
@@ -23,17 +23,16 @@ from ds_adacc.record.tensors import RecordedTensors
 
 _BATCHED = ("bmm", "baddbmm")
 _NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
-_SOFTMAX = ("_softmax", "_safe_softmax")
 
 # By an operator's name, the role of what it reads. Attention reads a query, a key and a value.
 READ_AS = {
-    **dict.fromkeys(_SOFTMAX, "score"),
+    **dict.fromkeys(SOFTMAX, "score"),
     **dict.fromkeys(_NORM, "layernorm"),
     **dict.fromkeys(("gelu", "silu", "relu", "sigmoid", "tanh", "mish", "elu", "leaky_relu", "hardswish"), "gelu"),
     **dict.fromkeys(("mm", "addmm", "linear", "_linear"), "linear"),
 }
 _MADE_AS = {
-    **dict.fromkeys(_SOFTMAX, "softmax"),
+    **dict.fromkeys(SOFTMAX, "softmax"),
     **dict.fromkeys(_NORM, "layernorm"),
     "project": "linear",  # of a Linear's input, which CompAct saves in place of the input
 }
@@ -121,7 +120,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6
     frontier = {value.index}
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
-            if _like(op) in _SOFTMAX:
+            if _like(op) in SOFTMAX:
                 return True
             if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
                 return False
@@ -138,7 +137,7 @@ def _comes_from_softmax(op: RecordedOp, recording: Recording) -> bool:
         if producer is None:
             return False
         maker = recording.ops[producer]
-        if _like(maker) in _SOFTMAX:
+        if _like(maker) in SOFTMAX:
             return True
         factor = maker.reads[0] if maker.reads else None
     return False
