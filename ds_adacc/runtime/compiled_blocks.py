@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from ds_adacc.program.module_class import class_name
+
+_BY_ENGINE = "call engine.compile() after ds_adacc.initialize or ds_adacc.attach"
 
 
 def is_compiled(function: Callable[..., Any]) -> bool:
@@ -24,21 +27,28 @@ def is_compiled(function: Callable[..., Any]) -> bool:
 
 
 def refuse_compiled(model: nn.Module, blocks: Mapping[str, nn.Module], zero_stage: int) -> None:
-    """Raise ValueError if a graph includes more than a block: a module around the block, or ZeRO-3's hooks on it."""
+    """Raise ValueError if a graph includes more than a block: a module around the block, or ZeRO-3's hooks on it.
+
+    Under ZeRO-3 also if a block is what `torch.compile(module)` returns: DeepSpeed puts its own collection of
+    parameters into each module, and such a module hands that on to the one inside. Its first forward would fail.
+    """
+    remedy = _BY_ENGINE if zero_stage == 3 else f"compile each block by itself, or {_BY_ENGINE}"
     for name, module in model.named_modules():
         inside = [block for block in blocks if block != name and block.startswith(name and f"{name}.")]
         if inside and is_compiled(module):
             raise ValueError(
                 f"adacc: {name or 'the model'} ({class_name(module)}) is compiled as a whole, and the block "
-                f"{inside[0]} with it; compile each block by itself, or call engine.compile() after "
-                "ds_adacc.initialize or ds_adacc.attach"
+                f"{inside[0]} with it; {remedy}"
             )
-    for name, block in blocks.items():
-        if zero_stage == 3 and block._compiled_call_impl is not None:
+    for name, block in blocks.items() if zero_stage == 3 else ():
+        if block._compiled_call_impl is not None:
             raise ValueError(
-                f"adacc: the block {name} is compiled in place, and the hooks of ZeRO-3 with it; put "
-                "torch.compile(block) in its place, or call engine.compile() after ds_adacc.initialize or "
-                "ds_adacc.attach"
+                f"adacc: the block {name} is compiled in place, and the hooks of ZeRO-3 with it; instead, {_BY_ENGINE}"
+            )
+        if isinstance(block, OptimizedModule):
+            raise ValueError(
+                f"adacc: torch.compile(module) has made the block {name}, and DeepSpeed cannot run such a module under "
+                f"ZeRO-3; instead, {_BY_ENGINE}"
             )
 
 

@@ -578,6 +578,8 @@ def test_what_holds_a_block_must_not_be_compiled():
         ValueError, match=r"blocks \(ModuleList\) is compiled as a whole, and the block blocks\.0 with it"
     ):
         refuse_compiled(model, blocks, 0)
+    with pytest.raises(ValueError, match=r"blocks\.0 with it; call engine\.compile\(\) after"):
+        refuse_compiled(model, blocks, 3)  # which takes no blocks that are compiled before
     config = {"adacc": {}, "train_batch_size": 1}
     with pytest.raises(
         ValueError, match=r"the model \(Stack\) is compiled as a whole, and the block _orig_mod\.blocks\.0"
@@ -591,6 +593,17 @@ def test_the_hooks_of_zero_3_must_not_be_compiled():
     refuse_compiled(model, find_blocks(model, "auto"), 2)
     with pytest.raises(ValueError, match=r"the block blocks\.0 is compiled in place, and the hooks of ZeRO-3 with it"):
         refuse_compiled(model, find_blocks(model, "auto"), 3)
+
+
+def test_zero_3_cannot_run_what_torch_compile_puts_in_the_place_of_a_block():
+    model = stack()
+    optimized(model)
+    refuse_compiled(model, find_blocks(model, "auto"), 2)
+    with pytest.raises(ValueError, match=r"torch\.compile\(module\) has made the block blocks\.0.*engine\.compile"):
+        refuse_compiled(model, find_blocks(model, "auto"), 3)
+    model = stack()
+    by_engine(model)
+    refuse_compiled(model, find_blocks(model, "auto"), 3)
 
 
 def test_blocks_are_compiled_once():
