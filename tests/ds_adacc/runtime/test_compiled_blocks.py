@@ -628,20 +628,22 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", ["engine", "blocks", "measured"])
+@pytest.mark.parametrize("case", ["engine", "blocks", "inductor"])
 def test_under_an_engine(ranks, case):
     """`engine.compile()` under ZeRO-3, lossless; compiled blocks under ZeRO-2 in bf16, with the paper's codecs.
 
-    "measured": `engine.compile()` with graphs cut in two as Inductor cuts them, under ZeRO-1, with the default codecs
-    and their bound.
+    "inductor": `engine.compile()` by Inductor under ZeRO-1, with the default codecs and their bound: in the first two
+    steps everything is recomputed.
     """
     first, second = (rank[case]["adacc"]["plan"] for rank in ranks)
     assert first["policies"] == second["policies"]
     assert first["compiled"] == [True]
     assert first["observed"] == second["observed"] == first["planned"] > 0
-    assert first["measured"] == second["measured"] == (case == "measured")
+    assert first["measured"] == second["measured"] == (case == "inductor")
     chosen = {choice for policy in first["policies"] for choice in policy["stores"]}
     assert bool(chosen & LOSSY) == (case != "engine"), chosen
+    exact = {"engine": None, "blocks": 2, "inductor": 3}[case]  # steps, the last of which reads exact weights
     for rank in ranks:
         adacc, plain = rank[case]["adacc"]["losses"], rank[case]["plain"]["losses"]
-        assert adacc == (plain if case == "engine" else pytest.approx(plain, rel=0.02))
+        assert adacc[:exact] == plain[:exact]
+        assert adacc == pytest.approx(plain, rel=0.02)
