@@ -36,6 +36,10 @@ _DEEPSPEEDS = (
     "get_cuda_rng_tracker",
     "model_parallel_cuda_manual_seed",
     "model_parallel_reconfigure_tp_seed",
+    # Private there, but programs that come from Megatron read these three too: gpt-neox is one.
+    "_CUDA_RNG_STATE_TRACKER",
+    "_MODEL_PARALLEL_RNG_TRACKER_NAME",
+    "_set_cuda_rng_state",
 )
 
 _RUNNER = "PipelineModule.forward.<locals>.exec_range_func.<locals>.exec_func"
