@@ -14,7 +14,7 @@ from ds_adacc.execute.course import Instruction
 from ds_adacc.execute.holders import Recomputed, Replay, Retained
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.dispatch_modes import modes_now
-from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.geometry import Geometry, span, stride_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
 
@@ -96,7 +96,7 @@ class Call:
         elif (
             tensor.dtype is instruction.dtype
             and tensor.shape == instruction.size
-            and tensor.stride() == instruction.stride
+            and stride_of(tensor) == instruction.stride
         ):
             if (value := instruction.value) is not None:
                 slot = self._save(value, instruction, tensor)
@@ -240,6 +240,6 @@ def _looks_like(tensor: torch.Tensor | None, geometry: Geometry) -> TypeGuard[to
     return (
         isinstance(tensor, torch.Tensor)
         and tensor.shape == geometry.size
-        and tensor.stride() == geometry.stride
+        and stride_of(tensor) == geometry.stride
         and tensor.dtype is geometry.dtype
     )

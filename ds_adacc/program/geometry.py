@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers, and gpt-neox's, put a number of theirs
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -23,7 +25,7 @@ class Geometry:
     def of(cls, tensor: torch.Tensor, origin: int | None = None) -> Geometry:
         """The geometry of `tensor`, relative to the address `origin` (None: its own first byte)."""
         start = 0 if origin is None or tensor.numel() == 0 else tensor.data_ptr() - origin
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, start)
+        return cls(tuple(tensor.shape), stride_of(tensor), tensor.dtype, start)
 
     @property
     def numel(self) -> int:
@@ -49,7 +51,7 @@ class Geometry:
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
         """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
-        if self.start == 0 and root.stride() == self.stride and root.shape == self.size and root.dtype is self.dtype:
+        if self.start == 0 and stride_of(root) == self.stride and root.shape == self.size and root.dtype is self.dtype:
             return root
         return self.part_of(root)
 

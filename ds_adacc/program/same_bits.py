@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.geometry import Geometry, stride_of
 
 PIECE = 1 << 17  # elements; 1 MiB in double precision, so that it stays in a cache of the CPU
 DEVICE_PIECE = 1 << 21  # on a device, which computes on smaller pieces faster than Python asks it to
@@ -20,7 +20,7 @@ def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     most = PIECE if first.device.type == "cpu" else DEVICE_PIECE
     if first.numel() <= most:
         yield tensors
-    elif all(each.stride() == first.stride() for each in tensors) and Geometry.of(first).is_dense:
+    elif all(stride_of(each) == stride_of(first) for each in tensors) and Geometry.of(first).is_dense:
         flat = (each.as_strided((each.numel(),), (1,)) for each in tensors)
         yield from zip(*(each.split(most) for each in flat), strict=True)
     else:
@@ -68,7 +68,7 @@ def _sums(piece: torch.Tensor) -> torch.Tensor:
 
 
 def _are_alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride()
+    return a.shape == b.shape and a.dtype == b.dtype and stride_of(a) == stride_of(b)
 
 
 def as_bytes(piece: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.geometry import span, storage_of, why_not_plain
+from ds_adacc.program.geometry import span, storage_of, stride_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import Look, snapshot, token
 
@@ -98,7 +98,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = tuple([Look(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    parts = tuple([Look(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad) for t in tensors])
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 

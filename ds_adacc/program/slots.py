@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.geometry import Geometry, stride_of
 from ds_adacc.program.replay import live, modified
 from ds_adacc.program.stand_in import StandIn
 
@@ -140,10 +140,10 @@ class TellingSlot:
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides."""
     copy = tensor.clone()
-    if copy.stride() == tensor.stride():
+    if copy.stride() == stride_of(tensor):
         return copy
     whole = tensor.as_strided((Geometry.of(tensor).span // tensor.element_size(),), (1,))  # with its gaps
-    return whole.clone().as_strided(tensor.shape, tensor.stride())
+    return whole.clone().as_strided(tensor.shape, stride_of(tensor))
 
 
 class ParameterSlot:
@@ -168,7 +168,7 @@ class ParameterSlot:
     def _is_whole(self) -> bool:
         """Whether the parameter itself was saved, not a view of another shape."""
         view, parameter = self.view, self.parameter
-        is_same_shape = view.size == parameter.shape and view.stride == parameter.stride()
+        is_same_shape = view.size == parameter.shape and view.stride == stride_of(parameter)
         return is_same_shape and view.start == 0 and view.dtype is parameter.dtype
 
 

@@ -16,6 +16,7 @@ import torch
 
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, substitute_numbers
 from ds_adacc.program.formula import Variables
+from ds_adacc.program.geometry import stride_of
 from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
@@ -323,6 +324,6 @@ def _with_arguments(ops: Sequence[RecordedOp], arguments: Sequence[tuple[Any, An
 def fits(recording: Recording, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether all arguments have the sizes and strides that the recording says."""
     return all(
-        tensors[value.source].shape == value.geometry.size and tensors[value.source].stride() == value.geometry.stride
+        tensors[value.source].shape == value.geometry.size and stride_of(tensors[value.source]) == value.geometry.stride
         for value in recording.inputs
     )

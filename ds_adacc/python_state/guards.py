@@ -353,4 +353,5 @@ def has_look(value: Any) -> bool:
 def _look(tensor: torch.Tensor) -> Hashable:
     if not has_look(tensor):
         return token(tensor)
-    return Look(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+    stride = torch.Tensor.stride(tensor)  # `tensor.stride` may be a number of the program's own
+    return Look(tensor.shape, stride, tensor.dtype, tensor.device, tensor.requires_grad)

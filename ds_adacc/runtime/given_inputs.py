@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.program.geometry import Geometry, storage_of
+from ds_adacc.program.geometry import Geometry, storage_of, stride_of
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,6 @@ def _memory(tensor: torch.Tensor) -> tuple[Hashable, int, int]:
     And for a view with gaps, the addresses of its first byte and of the byte after its last.
     """
     if tensor.is_contiguous() or Geometry.of(tensor).is_dense:
-        return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version), 0, 0
+        return (tensor.data_ptr(), tensor.shape, stride_of(tensor), tensor.dtype, tensor._version), 0, 0
     start = tensor.data_ptr()
     return storage_of(tensor), start, start + Geometry.of(tensor).span

@@ -76,6 +76,22 @@ def test_attributes_are_read_and_set(budget):
     assert (SEEN[-1] is block.weight) == (budget == 1.0)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_attribute_may_hide_a_method(frozen):
+    """Megatron's layers, and those of gpt-neox, write a number of their own to `bias.stride`."""
+    torch.manual_seed(0)
+    work, block = runtime(0.8), Block()
+    block.norm.weight.requires_grad_(not frozen)
+    for parameter in block.parameters():
+        parameter.stride = 1
+    expected = step(block, lambda block, x: block(x))
+    for _ in range(4):
+        for one, other in zip(step(block, work.checkpoint), expected, strict=True):
+            assert one is other is None or torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+        work.controller.end_step()
+    assert work.controller.plan is not None
+
+
 def test_a_frozen_parameter_is_the_very_object():
     work, block = runtime(0.8), Block()
     block.weight.requires_grad_(False)
