@@ -12,7 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.python_state.changes import is_number, moved
+from ds_adacc.python_state.changes import is_number, is_of_attributes, moved
 from ds_adacc.python_state.guards import Guards
 
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
@@ -44,6 +44,8 @@ class Variant:
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
+    `named`: the names in the code that ran while it was recorded; None: it may read an attribute of any name. A number
+    that an object keeps under another name, as the iteration among the arguments of a script, decides nothing.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
@@ -57,6 +59,7 @@ class Variant:
     outliers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     ignored: frozenset[str] = frozenset()
+    named: frozenset[str] | None = None
     doubt: str = ""
     is_predicted: bool = False
     has_varied_numbers: bool = False
@@ -128,6 +131,7 @@ class Variant:
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             ignored=self.ignored,
+            named=self.named,
             doubt=self.doubt,
             is_predicted=True,
             has_varied_numbers=has_varied_numbers,
@@ -175,8 +179,23 @@ class Variant:
         if self.guards == guards:
             self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        changed = moved(self.guards, guards, self.ignored) if self.ignored else None
-        return bool(changed) and changed <= self.ignored
+        changed = moved(self.guards, guards, self.ignored) or set()
+        unread = self._unread(changed)
+        if changed and changed <= unread:
+            self.guards = guards
+        return bool(changed) and changed <= self.ignored | unread
+
+    def _unread(self, changed: Collection[str]) -> set[str]:
+        """Those of the numbers, by name, that an object keeps as attributes which no code of the block names."""
+        if self.named is None or self.guards is None:
+            return set()
+        parts = ((name, *name.rpartition(".")) for name in changed)
+        return {
+            name
+            for name, owner, _, key in parts
+            if key.isidentifier() and key not in self.named and is_number(self.guards.get(name))
+            if is_of_attributes(self.guards.get(owner))
+        }
 
     def succeed(self, earlier: Variant, had_settled: bool) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).

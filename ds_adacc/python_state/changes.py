@@ -6,7 +6,7 @@ import collections
 from collections.abc import Collection, Hashable
 from numbers import Number
 
-from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.content import SCALARS, holds_attributes_alone
 from ds_adacc.python_state.guards import Guards, Look
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -58,6 +58,12 @@ def differing(before: Guards, after: Guards) -> list[str]:
 def is_number(mark: Hashable) -> bool:
     """Whether the mark is that of a plain int or float."""
     return isinstance(mark, tuple) and mark[0] in (int, float)
+
+
+def is_of_attributes(mark: Hashable) -> bool:
+    """Whether the mark is that of an object that holds attributes, and nothing else."""
+    kind = mark[0] if isinstance(mark, tuple) and mark else None
+    return isinstance(kind, type) and holds_attributes_alone(kind)
 
 
 def _is_of_container(mark: Hashable) -> bool:

@@ -24,6 +24,7 @@ import torch
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
 _TOLD_OTHERWISE = (torch.nn.Module, torch.Tensor, numbers.Number, str, bytes)  # objects of which `guards.py` reads more
+_HEAP = 1 << 9  # a flag of a class: Python has made it as the program runs
 _POINTER = 8  # bytes of a slot, on every platform that torch supports
 _BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
@@ -186,12 +187,20 @@ def attributes_alone(value: Any) -> dict[str, Any] | None:
     kind = type(value)
     if kind is types.SimpleNamespace:
         return vars(value)
-    if kind.__basicsize__ != _size_without_slots(kind) or isinstance(value, (*_BASES, *_TOLD_OTHERWISE)):
+    if not holds_attributes_alone(kind):
         return None
     own = getattr(value, "__dict__", None)
     if type(own) is not dict or is_known_by_identity(value) or _special(value) is not None:
         return None
     return own
+
+
+def holds_attributes_alone(kind: type) -> bool:
+    """Whether it is a class written in Python, without slots, that inherits from no container."""
+    if kind is types.SimpleNamespace:
+        return True
+    is_of_python = bool(kind.__flags__ & _HEAP) and kind.__basicsize__ == _size_without_slots(kind)
+    return is_of_python and not issubclass(kind, (*_BASES, *_TOLD_OTHERWISE))
 
 
 def bytes_of(value: Any) -> Hashable | None:

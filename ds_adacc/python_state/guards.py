@@ -45,7 +45,7 @@ _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_pars
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
 DEPTH = 6
-LONGEST = 256  # items of a container that are looked at one by one
+LONGEST = 1024  # items of a container that are looked at one by one; the arguments of Megatron are hundreds
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
 _MOST_MARKS = 4096  # reading more would cost too much at every step
 

@@ -7,10 +7,12 @@ generators, of the clock, of a file. And some of a tensor's data reach Python wi
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +27,8 @@ from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.places import Place, Reads
 
+# What reads attributes whose names are not in the code.
+_BY_NAME = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"})
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 # The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
@@ -71,7 +75,8 @@ class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
     `reads`: of code of the user's; None: what it reads does not change. `takes_context`: its first argument is the
-    `ctx` of a Function. `gives_address`: it gives a tensor's address away.
+    `ctx` of a Function. `gives_address`: it gives a tensor's address away. `is_of_torch`: torch, another trusted
+    package or the standard library has it.
     """
 
     code: types.CodeType
@@ -79,6 +84,7 @@ class _Code(NamedTuple):
     is_collective: bool
     takes_context: bool
     gives_address: bool
+    is_of_torch: bool
 
 
 class Watch:
@@ -174,6 +180,20 @@ class Watch:
             callback_handler.remove_start_callback(self._compiler_begins)
             callback_handler.remove_end_callback(self._compiler_ends)
 
+    def names(self) -> frozenset[str] | None:
+        """All names and texts in the code that has run: it reads no attribute of another name. None: it may.
+
+        Code of torch and of the standard library makes names as well, but of no attribute of the user's unless it was
+        told to.
+        """
+        names: set[str] = set()
+        for known in self._codes.values():
+            found = _names_in(known.code)
+            if not known.is_of_torch and not found.isdisjoint(_BY_NAME):
+                return None
+            names |= found
+        return frozenset(names)
+
     def has_seen(self, code: types.CodeType) -> bool:
         """Whether a function with this code has run."""
         return id(code) in self._codes
@@ -221,7 +241,9 @@ class Watch:
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
         is_launch = module.startswith("triton.") and name in _LAUNCHES
         gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
-        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address)
+        package = module.partition(".")[0]
+        is_of_torch = package in TRUSTED or package in sys.stdlib_module_names - {"__main__"}
+        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address, is_of_torch)
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
@@ -269,6 +291,13 @@ class Watch:
     def _note(self, places: CodePlaces) -> None:
         self.reads.note(places.found)
         self.unguarded = self.unguarded or places.unguarded
+
+
+@functools.lru_cache(4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """The names in the code, and its texts: those of a pattern in `match` are in a tuple."""
+    constants = chain.from_iterable(each if type(each) is tuple else (each,) for each in code.co_consts)
+    return frozenset((*code.co_names, *(each for each in constants if type(each) is str)))
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:

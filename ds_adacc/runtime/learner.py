@@ -15,7 +15,7 @@ from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example
-from ds_adacc.python_state.guards import Guards, unreadable
+from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_state.watch import Watch
@@ -97,6 +97,7 @@ class Learner:
         recalled = block.recall(recording) if earlier is None else None
         variant = recalled or Variant()
         variant.guards = guards
+        variant.named = _names(recording, guards, watch)
         changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
             variant.succeed(earlier, block.had_settled)
@@ -202,3 +203,9 @@ class Learner:
                 variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:
                 known.note_outliers(index, int(variant.outliers[index][1]))
+
+
+def _names(recording: Recording, guards: Guards, watch: Watch) -> frozenset[str] | None:
+    """What `Variant.named` is. Compiled code, earlier results and a `partial` of `getattr` show no names."""
+    is_hidden = recording.runs_compiled or kept_results(guards) or any(holds(guards, each) for each in (getattr, vars))
+    return None if is_hidden else watch.names()

@@ -1,0 +1,121 @@
+"""A number that an object keeps as an attribute decides nothing if no code that the block runs names it."""
+
+import argparse
+import functools
+import types
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.runtime.runtime import Runtime
+
+LOSSLESS = {"codecs": "none", "memory_budget": 0.95, "rectifier": {"enabled": False}}
+ARGUMENTS = argparse.Namespace(iteration=0, scale=2.0, **{f"argument{n}": [n] for n in range(500)})
+
+
+def of_globals():
+    return ARGUMENTS
+
+
+class Block(nn.Module):
+    def __init__(self, arguments, read):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, zoo.WIDTH)
+        self.arguments, self.read = arguments, read
+
+    def forward(self, x):
+        scale = self.read(self.arguments() if callable(self.arguments) else self.arguments)
+        return self.fc2(torch.nn.functional.gelu(self.fc1(x)) * scale)
+
+
+def named(arguments):
+    return arguments.scale
+
+
+def beside_a_method(arguments):
+    assert zoo.HolderBlock.eval is nn.Module.eval  # no call of the function `eval`
+    return arguments.scale
+
+
+def by_text(arguments):
+    return getattr(arguments, "scale")  # noqa: B009
+
+
+def by_a_made_name(arguments):
+    return getattr(arguments, "sca" + "le")
+
+
+def by_a_pattern(arguments):
+    match arguments:
+        case types.SimpleNamespace(scale=scale):
+            return scale
+
+
+BY_PARTIAL = functools.partial(getattr)
+
+
+def by_a_partial(arguments):
+    return BY_PARTIAL(arguments, "".join(("sca", "le")))
+
+
+def in_turn(arguments):
+    return sum(each for each in vars(arguments).values() if type(each) is float)
+
+
+def steps(arguments, read, change, count=8):
+    """Train a block, and change the arguments after each step. Returns the runtime and the block."""
+    torch.manual_seed(0)
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(arguments, read)
+    for _ in range(count):
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda *given: work.checkpoint(block, *given)))
+        work.controller.end_step()
+        change(arguments() if callable(arguments) else arguments)
+    return work, work.blocks.all()[0]
+
+
+def next_iteration(arguments):
+    arguments.iteration += 1
+
+
+def next_scale(arguments):
+    arguments.scale += 0.5
+
+
+def few():
+    return types.SimpleNamespace(iteration=0, scale=2.0)
+
+
+@pytest.mark.parametrize("arguments", [of_globals, few()], ids=["of the globals", "attribute"])
+@pytest.mark.parametrize("read", [named, beside_a_method])
+def test_an_iteration_among_the_arguments_of_a_script(arguments, read):
+    work, block = steps(arguments, read, next_iteration)
+    assert work.recordings == 1
+    assert not any(variant.doubt for variant in block.variants())
+
+
+@pytest.mark.parametrize("read", [named, by_text, by_a_pattern, by_a_made_name, by_a_partial, in_turn])
+def test_a_number_that_is_read_counts(read):
+    work, _ = steps(few(), read, next_scale, 3)
+    assert work.recordings == 3
+
+
+@pytest.mark.parametrize("read", [by_a_made_name, by_a_partial, in_turn])
+def test_all_count_where_names_are_made(read):
+    work, _ = steps(few(), read, next_iteration, 3)
+    assert work.recordings == 3
+
+
+def test_items_have_no_names():
+    holder = types.SimpleNamespace(scale=[2.0], table={"a": 1.0})
+
+    def change(held):
+        held.scale[0] += 1.0
+        held.table["a"] += 1.0
+
+    work, _ = steps(holder, lambda held: held.scale[0] * sum(held.table.values()), change, 3)
+    assert work.recordings == 3
