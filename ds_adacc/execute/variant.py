@@ -45,7 +45,7 @@ class Variant:
     the threshold, both on the device.
     `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
     `named`: the names in the code that ran while it was recorded; None: it may read an attribute of any name. A number
-    that an object keeps under another name, as the iteration among the arguments of a script, decides nothing.
+    that a module or an object keeps under another name, as the iteration among a script's arguments, decides nothing.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how

@@ -6,6 +6,8 @@ import collections
 from collections.abc import Collection, Hashable
 from numbers import Number
 
+from torch import nn
+
 from ds_adacc.python_state.content import SCALARS, holds_attributes_alone
 from ds_adacc.python_state.guards import Guards, Look
 
@@ -61,9 +63,12 @@ def is_number(mark: Hashable) -> bool:
 
 
 def is_of_attributes(mark: Hashable) -> bool:
-    """Whether the mark is that of an object that holds attributes, and nothing else."""
-    kind = mark[0] if isinstance(mark, tuple) and mark else None
-    return isinstance(kind, type) and holds_attributes_alone(kind)
+    """Whether the mark is that of a module, or of an object that holds attributes and nothing else."""
+    if not isinstance(mark, tuple) or not mark:
+        return False
+    if isinstance(mark[0], type):
+        return holds_attributes_alone(mark[0])
+    return len(mark) > 1 and isinstance(mark[1], type) and issubclass(mark[1], nn.Module)
 
 
 def _is_of_container(mark: Hashable) -> bool:

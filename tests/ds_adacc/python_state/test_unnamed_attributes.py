@@ -98,6 +98,26 @@ def test_an_iteration_among_the_arguments_of_a_script(arguments, read):
     assert not any(variant.doubt for variant in block.variants())
 
 
+def test_a_count_of_the_module_that_the_blocks_are_of():
+    """As Megatron's closures reach it. The number of a module that is read counts."""
+    torch.manual_seed(0)
+    work, module = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(few(), lambda _: module.scale)
+    module.scale, module.count = 2.0, 0
+    for step in range(8):
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        plain = zoo.gradients(module, (x,), {})
+
+        def run(x):
+            return work.checkpoint(lambda x: module.forward(x), x)
+
+        zoo.assert_same_bits(plain, zoo.gradients(module, (x,), {}, run))
+        work.controller.end_step()
+        module.count += 1
+        module.scale += step == 4
+    assert work.recordings == 2
+    assert not any(variant.doubt for variant in work.blocks.all()[0].variants())
+
+
 @pytest.mark.parametrize("read", [named, by_text, by_a_pattern, by_a_made_name, by_a_partial, in_turn])
 def test_a_number_that_is_read_counts(read):
     work, _ = steps(few(), read, next_scale, 3)
