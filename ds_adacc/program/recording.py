@@ -33,7 +33,7 @@ class RecordedValue:
     place later on. `dynamic`: its shape depends on data.
     `two_valued`: at most two values in every call. `moderate`: its data has no Inf, and no mask is known to bring
     one, or a huge number, in another call. `device`: the type of its device. `is_parameter`: an argument that is an
-    `nn.Parameter`.
+    `nn.Parameter` or a view of one.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     `pinned`: the program, or another call, holds it until backward, whatever the plan.
     """

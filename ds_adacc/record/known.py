@@ -71,7 +71,9 @@ class Known:
         if known is not None:
             return known
         index = len(self.values)
-        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(tensor, torch.nn.Parameter)}
+        # A view of a parameter, as learned queries are that were expanded to the batch, frees no memory either.
+        whole = tensor if tensor._base is None else tensor._base
+        facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(whole, torch.nn.Parameter)}
         name, geometry = f"{origin}.{source}", Geometry.of(tensor)
         held = tensor.detach() if alias is None else alias
         self._add(held, RecordedValue(index, name, origin, geometry, source=source, **facts))

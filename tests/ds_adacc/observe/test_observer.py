@@ -1,5 +1,6 @@
 """What calls hold between forward and backward, as it is counted and as it was planned."""
 
+import pytest
 import torch
 import zoo
 from torch import nn
@@ -19,14 +20,16 @@ class Scaled(nn.Module):
         return torch.tanh(self.fc(x) * scale)
 
 
-def test_a_parameter_among_the_arguments_is_not_held_by_the_calls():
+# a view, as learned queries are: the same for each text of the batch
+@pytest.mark.parametrize("given_as", [lambda it: it, lambda it: it.expand(3, zoo.WIDTH)], ids=["itself", "view"])
+def test_a_parameter_among_the_arguments_is_not_held_by_the_calls(given_as):
     flat = torch.randn(100_000)
     scale, block = nn.Parameter(torch.empty(0)), Scaled()
     scale.data = flat[: zoo.WIDTH]
     runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), stepped=True)
     for _ in range(3):
         x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
-        zoo.loss_of(runtime.checkpoint(block, x, scale)).backward()
+        zoo.loss_of(runtime.checkpoint(block, x, given_as(scale))).backward()
         runtime.controller.end_backward()
         runtime.controller.end_step()
     held = runtime.controller.observation.held
