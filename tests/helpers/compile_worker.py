@@ -38,7 +38,6 @@ def train(name, section):
     Inductor alone makes other random numbers of a whole model than of its blocks: without ds_adacc these are compiled
     by themselves in "inductor".
     """
-    torch._dynamo.reset()
     torch.manual_seed(0)
     model = Model(layers=2)
     if name == "blocks":
