@@ -59,9 +59,10 @@ def initialize(
     how its blocks run: ds_adacc no longer serves it for an earlier engine.
 
     Raises ConfigError for a bad section, for one that differs from another rank's, and if the engine is to train layers
-    that an earlier engine's CompAct has changed; ValueError if the model is compiled around its blocks. All are raised
-    before anything is set up, but for unlike sections, and for an optimizer that CompAct cannot use. Whatever is
-    raised, ds_adacc leaves the layers of the model and the optimizer's parameter groups as they were.
+    that an earlier engine's CompAct has changed; ValueError if the model is compiled around its blocks, or its blocks
+    under ZeRO-3. All are raised before anything is set up, but for unlike sections, and for an optimizer that CompAct
+    cannot use. Whatever is raised, ds_adacc leaves the layers of the model and the optimizer's parameter groups as they
+    were.
     """
     checkpointing.registry.has_started = True  # whatever the section says
     given = (config, config_params, getattr(args, "deepspeed_config", None))  # deepspeed.initialize takes the first
@@ -126,8 +127,8 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
 
     Raises TypeError if `engine` is not an engine; ConfigError if there is no section, if it is bad, if it differs from
     that of another rank or from the section that is attached already, or if the engine trains layers that an earlier
-    engine's CompAct has changed; ValueError if the model is compiled around its blocks; RuntimeError if gradient
-    accumulation is not at a step boundary.
+    engine's CompAct has changed; ValueError if the model is compiled around its blocks, or its blocks under ZeRO-3;
+    RuntimeError if gradient accumulation is not at a step boundary.
     """
     checkpointing.registry.has_started = True  # whatever the section says
     if not isinstance(engine, DeepSpeedEngine):

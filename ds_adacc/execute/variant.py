@@ -44,8 +44,9 @@ class Variant:
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
-    `named`: the names in the code that ran while it was recorded; None: it may read an attribute of any name. A number
-    that a module or an object keeps under another name, as the iteration among a script's arguments, decides nothing.
+    `named`: the names in the code that ran while it was recorded; None: not known. `unread`: the numbers that decide
+    nothing, as the iteration among a script's arguments: attributes that no such code names, and at whose first three
+    values the block was recorded as the same program, with the same constants.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
@@ -60,6 +61,7 @@ class Variant:
     changes: Counter[str] = field(default_factory=Counter)
     ignored: frozenset[str] = frozenset()
     named: frozenset[str] | None = None
+    unread: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
     has_varied_numbers: bool = False
@@ -131,7 +133,6 @@ class Variant:
             outliers={i: found for i, found in self.outliers.items() if len(found[0]) == values[i].channels},
             changes=self.changes,
             ignored=self.ignored,
-            named=self.named,
             doubt=self.doubt,
             is_predicted=True,
             has_varied_numbers=has_varied_numbers,
@@ -179,17 +180,18 @@ class Variant:
         if self.guards == guards:
             self.guards = guards  # those of the next call are the same object, unless something changes
             return True
-        changed = moved(self.guards, guards, self.ignored) or set()
-        unread = self._unread(changed)
-        if changed and changed <= unread:
+        if not (self.ignored or self.unread):
+            return False
+        changed = moved(self.guards, guards, self.ignored)
+        if changed and changed <= self.unread:
             self.guards = guards
-        return bool(changed) and changed <= self.ignored | unread
+        return bool(changed) and changed <= self.ignored | self.unread
 
-    def _unread(self, changed: Collection[str]) -> set[str]:
-        """Those of the numbers, by name, that an object keeps as attributes which no code of the block names."""
+    def _unnamed(self, numbers: Collection[str]) -> set[str]:
+        """Those of the numbers that an object or a module keeps as attributes which no code of the block names."""
         if self.named is None or self.guards is None:
             return set()
-        parts = ((name, *name.rpartition(".")) for name in changed)
+        parts = ((name, *name.rpartition(".")) for name in numbers)
         return {
             name
             for name, owner, _, key in parts
@@ -197,26 +199,35 @@ class Variant:
             if is_of_attributes(self.guards.get(owner))
         }
 
-    def succeed(self, earlier: Variant, had_settled: bool) -> None:
+    def succeed(self, earlier: Variant, had_settled: bool, is_same_program: bool) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
 
         A number on a schedule, or a list that grows, would have the block recorded at every step. Once a number has
         been seen with three values, or a container with eight, it is guarded no longer. Then nothing is replayed: its
         next value may change any constant or choose another branch. If the block `had_settled` before this change, the
         changes until then do not count: to record it now and then takes little time.
+
+        `is_same_program`: what was recorded is as before, with all constants. A number that no code names, and that has
+        made no difference at three values, is guarded no longer either, but then replays go on.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
+        self.unread = earlier.unread if is_same_program else frozenset()
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
         changed = moved(earlier.guards, self.guards, earlier.ignored)
         if changed is None:
             return
-        changed -= earlier.ignored
+        changed -= earlier.ignored | self.unread
+        unnamed = self._unnamed(changed) & earlier._unnamed(changed)
         self.changes = Counter(changed) if had_settled else earlier.changes + Counter(changed)
         most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
-        if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
+        if not changed or any(self.changes[name] < count - 1 for name, count in most.items()):
+            return
+        if is_same_program and changed <= unnamed:
+            self.unread |= changed
+        else:
             self.ignored = earlier.ignored | changed
-            self.doubt = self.doubt or f"{in_short(changed)}, which keeps changing"
+            self.doubt = self.doubt or f"{in_short(changed - unnamed or changed)}, which keeps changing"
 
 
 def in_short(names: Collection[str]) -> str:

@@ -24,7 +24,7 @@ import torch
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
 _TOLD_OTHERWISE = (torch.nn.Module, torch.Tensor, numbers.Number, str, bytes)  # objects of which `guards.py` reads more
-_HEAP = 1 << 9  # a flag of a class: Python has made it as the program runs
+_HEAP = 1 << 9  # a flag of a class that is not built into Python
 _POINTER = 8  # bytes of a slot, on every platform that torch supports
 _BASES = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 _NAMED = (type, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, enum.Enum)
@@ -103,9 +103,13 @@ def is_library(module: str | None) -> bool:
     package = (module or "__main__").partition(".")[0]
     if package == "__main__":
         return False
-    if package in sys.stdlib_module_names or package in TRUSTED:
-        return True
-    return package in sys.modules and _is_installed(package)
+    return is_trusted(package) or (package in sys.modules and _is_installed(package))
+
+
+def is_trusted(module: str) -> bool:
+    """Whether this Python module is of the standard library, or of a package in `TRUSTED`."""
+    package = module.partition(".")[0]
+    return package in sys.stdlib_module_names or package in TRUSTED
 
 
 @functools.cache  # where a loaded package lies does not change, and guards ask for every module of every block
@@ -196,7 +200,7 @@ def attributes_alone(value: Any) -> dict[str, Any] | None:
 
 
 def holds_attributes_alone(kind: type) -> bool:
-    """Whether it is a class written in Python, without slots, that inherits from no container."""
+    """Whether it is a class without slots that inherits from no container and from nothing built into Python."""
     if kind is types.SimpleNamespace:
         return True
     is_of_python = bool(kind.__flags__ & _HEAP) and kind.__basicsize__ == _size_without_slots(kind)

@@ -2,7 +2,8 @@
 
 Two calls whose marks are equal run the same program. Python objects are compared by content (`content.py`), classes,
 Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`. `Block.find`
-in `execute/block.py` compares them at each call: if they differ, the block is recorded anew.
+in `execute/block.py` compares them at each call: if they differ, the block is recorded anew, unless what differs is
+known to decide nothing (`Variant.unread`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ds_adacc.python_state.content import (
     Items,
     Unreadable,
     bytes_of,
+    holds_attributes_alone,
     is_known_by_identity,
     is_library,
     is_of_package,
@@ -45,7 +47,8 @@ _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_pars
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
 DEPTH = 6
-LONGEST = 1024  # items of a container that are looked at one by one; the arguments of Megatron are hundreds
+LONGEST = 256  # items of a container that are looked at one by one
+_MOST_ATTRIBUTES = 1024  # of an object that are; the arguments of Megatron are hundreds
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
 _MOST_MARKS = 4096  # reading more would cost too much at every step
 
@@ -231,7 +234,7 @@ class Walk:
             return
         if depth <= 0 or len(guards) > _MOST_MARKS:
             guards[name] = Unreadable(kind, "it holds too much, or lies too deep, to be read at every step")
-        elif len(items) > LONGEST:
+        elif len(items) > _most_items(kind):
             guards[name] = _long(kind, items)
         else:
             for key, item in items:
@@ -284,9 +287,13 @@ def guarded(module: nn.Module) -> list[str]:
 
 def _order(value: Any, items: Items) -> Hashable:
     """How many items there are; their keys or names, if they have any: a block may compute with one after the other."""
-    if isinstance(value, list | tuple | collections.deque) or len(items) > LONGEST:
+    if isinstance(value, list | tuple | collections.deque) or len(items) > _most_items(type(value)):
         return len(items)
     return tuple([key if type(key) in SCALARS else repr(key) for key, _ in items])
+
+
+def _most_items(kind: type) -> int:
+    return _MOST_ATTRIBUTES if holds_attributes_alone(kind) else LONGEST
 
 
 def _attributes_of_plain_set(value: Any) -> Items | None:

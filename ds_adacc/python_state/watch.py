@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
 from ds_adacc.python_state.code_places import RANDOM, CodePlaces
-from ds_adacc.python_state.content import TRUSTED, is_library
+from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
 from ds_adacc.python_state.places import Place, Reads
@@ -75,8 +75,8 @@ class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
     `reads`: of code of the user's; None: what it reads does not change. `takes_context`: its first argument is the
-    `ctx` of a Function. `gives_address`: it gives a tensor's address away. `is_of_torch`: torch, another trusted
-    package or the standard library has it.
+    `ctx` of a Function. `gives_address`: it gives a tensor's address away. `is_library`: it is no code of the user's
+    or of a package that ds_adacc does not know.
     """
 
     code: types.CodeType
@@ -84,7 +84,7 @@ class _Code(NamedTuple):
     is_collective: bool
     takes_context: bool
     gives_address: bool
-    is_of_torch: bool
+    is_library: bool
 
 
 class Watch:
@@ -181,15 +181,15 @@ class Watch:
             callback_handler.remove_end_callback(self._compiler_ends)
 
     def names(self) -> frozenset[str] | None:
-        """All names and texts in the code that has run: it reads no attribute of another name. None: it may.
+        """All names and texts in the code that has run: it reads attributes of these names. None: it makes names too.
 
-        Code of torch and of the standard library makes names as well, but of no attribute of the user's unless it was
-        told to.
+        Code of torch and of the standard library makes names as well, as `vars` does in `argparse.Namespace.__eq__`. So
+        no name proves that nothing was read (`Variant.unread`).
         """
         names: set[str] = set()
         for known in self._codes.values():
             found = _names_in(known.code)
-            if not known.is_of_torch and not found.isdisjoint(_BY_NAME):
+            if not known.is_library and not found.isdisjoint(_BY_NAME):
                 return None
             names |= found
         return frozenset(names)
@@ -230,7 +230,7 @@ class Watch:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         places = None
         is_kept = True  # what a compiler calls, the block may call later, and reads it then
-        if name == "<module>":
+        if name == "<module>" and _is_import(frame):
             self._importing = frame
         elif "__name__" not in frame.f_globals and COMPILED_CODE in _calls(frame):
             pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
@@ -241,9 +241,7 @@ class Watch:
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
         is_launch = module.startswith("triton.") and name in _LAUNCHES
         gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
-        package = module.partition(".")[0]
-        is_of_torch = package in TRUSTED or package in sys.stdlib_module_names - {"__main__"}
-        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address, is_of_torch)
+        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address, is_trusted(module))
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
@@ -291,6 +289,11 @@ class Watch:
     def _note(self, places: CodePlaces) -> None:
         self.reads.note(places.found)
         self.unguarded = self.unguarded or places.unguarded
+
+
+def _is_import(frame: types.FrameType) -> bool:
+    """Whether a module's code runs because the module is imported, and not what `eval` or `exec` is given."""
+    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "importlib._bootstrap"
 
 
 @functools.lru_cache(4096)
@@ -344,7 +347,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
 _PARTS = (reads_data, writes_data, hands_over_work, _is_of_extension)
-_PARTS += (_is_of_no_account, _is_of_compiler, _calls, _is_ours)
+_PARTS += (_is_of_no_account, _is_of_compiler, _calls, _is_import, _is_ours)
 for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

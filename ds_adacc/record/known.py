@@ -71,8 +71,9 @@ class Known:
         if known is not None:
             return known
         index = len(self.values)
-        # A view of a parameter, as learned queries are that were expanded to the batch, frees no memory either.
-        whole = tensor if tensor._base is None else tensor._base
+        # A view of a parameter, as learned queries are that were expanded to the batch, frees no memory either. One of
+        # a parameter of ZeRO-3 does: it keeps what was gathered.
+        whole = tensor if tensor._base is None or hasattr(tensor._base, "ds_id") else tensor._base
         facts = {"requires_grad": tensor.requires_grad, "is_parameter": isinstance(whole, torch.nn.Parameter)}
         name, geometry = f"{origin}.{source}", Geometry.of(tensor)
         held = tensor.detach() if alias is None else alias

@@ -100,10 +100,10 @@ class Learner:
         variant.named = _names(recording, guards, watch)
         changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
-            variant.succeed(earlier, block.had_settled)
+            variant.succeed(earlier, block.had_settled, _are_same(earlier.recording, recording))
             if variant.doubt and not earlier.doubt:
                 self._warnings.doubtful(block, variant.doubt)
-        self._warnings.changed_again(block, changed - variant.ignored)
+        self._warnings.changed_again(block, changed - variant.ignored - variant.unread)
         self._doubt(incoming, guards, variant, recording, watch)
         variant.recording = recording.doubted(variant.doubt)
         variant.digest = variant.recording.digest
@@ -203,6 +203,11 @@ class Learner:
                 variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
             if known.agreed is None:
                 known.note_outliers(index, int(variant.outliers[index][1]))
+
+
+def _are_same(one: Recording, other: Recording) -> bool:
+    """Whether both are the same program, with the same constants. (The text tells 0.0 from -0.0.)"""
+    return one.digest == other.digest and repr(one.constants) == repr(other.constants)
 
 
 def _names(recording: Recording, guards: Guards, watch: Watch) -> frozenset[str] | None:

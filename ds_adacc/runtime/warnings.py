@@ -186,7 +186,7 @@ class Warnings:
         self._tell(
             name,
             "blocks %s run uncompiled: ds_adacc must run them outside of the graph that is compiled around them; "
-            "compile each block by itself before ds_adacc.initialize, or call engine.compile() after it",
+            "call engine.compile() after ds_adacc.initialize or ds_adacc.attach",
         )
 
     def _tell(

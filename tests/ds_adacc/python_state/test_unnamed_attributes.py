@@ -12,7 +12,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
 
-LOSSLESS = {"codecs": "none", "memory_budget": 0.95, "rectifier": {"enabled": False}}
+LOSSLESS = {"codecs": "none", "memory_budget": 0.8, "rectifier": {"enabled": False}}
 ARGUMENTS = argparse.Namespace(iteration=0, scale=2.0, **{f"argument{n}": [n] for n in range(500)})
 
 
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
     def forward(self, x):
         scale = self.read(self.arguments() if callable(self.arguments) else self.arguments)
-        return self.fc2(torch.nn.functional.gelu(self.fc1(x)) * scale)
+        return self.fc2((self.fc1(x) * scale).sin().cos().sin().cos())
 
 
 def named(arguments):
@@ -59,6 +59,34 @@ BY_PARTIAL = functools.partial(getattr)
 
 def by_a_partial(arguments):
     return BY_PARTIAL(arguments, "".join(("sca", "le")))
+
+
+class Config:
+    __match_args__ = ("scale",)
+
+    def __init__(self):
+        self.iteration, self.scale = 0, 2.0
+
+
+def by_place(arguments):
+    match arguments:
+        case Config(scale):
+            return scale
+
+
+KNOWN = [(argparse.Namespace(iteration=0, scale=2.0 + 0.5 * n), n + 1.0) for n in range(12)]
+
+
+def by_equality(arguments):
+    return next(factor for known, factor in KNOWN if known == arguments)
+
+
+def evaluated(arguments):
+    return eval("arguments.sca" + "le")
+
+
+def printed(arguments):
+    return float(repr(arguments).partition("scale=")[2].strip(")"))
 
 
 def in_turn(arguments):
@@ -94,7 +122,7 @@ def few():
 @pytest.mark.parametrize("read", [named, beside_a_method])
 def test_an_iteration_among_the_arguments_of_a_script(arguments, read):
     work, block = steps(arguments, read, next_iteration)
-    assert work.recordings == 1
+    assert work.recordings == 3  # once more for each of three values
     assert not any(variant.doubt for variant in block.variants())
 
 
@@ -114,19 +142,45 @@ def test_a_count_of_the_module_that_the_blocks_are_of():
         work.controller.end_step()
         module.count += 1
         module.scale += step == 4
-    assert work.recordings == 2
+    assert work.recordings == 5
     assert not any(variant.doubt for variant in work.blocks.all()[0].variants())
 
 
-@pytest.mark.parametrize("read", [named, by_text, by_a_pattern, by_a_made_name, by_a_partial, in_turn])
+READS = [named, by_text, by_a_pattern, by_a_made_name, by_a_partial, in_turn, evaluated, printed]
+
+
+@pytest.mark.parametrize("read", READS)
 def test_a_number_that_is_read_counts(read):
     work, _ = steps(few(), read, next_scale, 3)
+    assert work.recordings == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "read"), [(Config, by_place), (lambda: argparse.Namespace(iteration=0, scale=2.0), by_equality)]
+)
+def test_a_number_that_is_read_without_its_name_counts_if_it_makes_a_difference(make, read):
+    work, _ = steps(make(), read, next_scale, 3)
     assert work.recordings == 3
 
 
 @pytest.mark.parametrize("read", [by_a_made_name, by_a_partial, in_turn])
 def test_all_count_where_names_are_made(read):
     work, _ = steps(few(), read, next_iteration, 3)
+    assert work.recordings == 3
+
+
+FACTORS = {"of": 2.0}
+
+
+def factor():
+    return FACTORS["of"]
+
+
+def test_what_evaluated_text_calls_is_seen():
+    def change(_):
+        FACTORS["of"] += 0.5
+
+    work, _ = steps(few(), lambda _: eval("factor()"), change, 3)
     assert work.recordings == 3
 
 
