@@ -75,8 +75,8 @@ class _Code(NamedTuple):
     """A code object that has been looked at: what it reads, and whether it is that of a collective.
 
     `reads`: of code of the user's; None: what it reads does not change. `takes_context`: its first argument is the
-    `ctx` of a Function. `gives_address`: it gives a tensor's address away. `is_library`: it is no code of the user's
-    or of a package that ds_adacc does not know.
+    `ctx` of a Function. `gives_address`: it gives a tensor's address away. `is_trusted`: it is of torch, of another
+    trusted package or of the standard library.
     """
 
     code: types.CodeType
@@ -84,7 +84,7 @@ class _Code(NamedTuple):
     is_collective: bool
     takes_context: bool
     gives_address: bool
-    is_library: bool
+    is_trusted: bool
 
 
 class Watch:
@@ -189,7 +189,7 @@ class Watch:
         names: set[str] = set()
         for known in self._codes.values():
             found = _names_in(known.code)
-            if not known.is_library and not found.isdisjoint(_BY_NAME):
+            if not known.is_trusted and not found.isdisjoint(_BY_NAME):
                 return None
             names |= found
         return frozenset(names)
