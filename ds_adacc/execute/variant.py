@@ -44,9 +44,10 @@ class Variant:
     `outliers`: for each value that the outlier codec may hold, the channels by falling Z-score and how many are above
     the threshold, both on the device.
     `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
-    `named`: the names in the code that ran while it was recorded; None: not known. `unread`: the numbers that decide
-    nothing, as the iteration among a script's arguments: attributes that no such code names, and at whose first three
-    values the block was recorded as the same program, with the same constants.
+    `named`: the names in the code that ran while it was recorded; None: not known. `harmless`: how often each attribute
+    that is a number, and that no such code names, was found changed while the program and its constants stayed the
+    same. One that has `changes` has none of these. `unread`: those of them that were seen with three values, such as
+    the iteration among a script's arguments: they decide nothing, and are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
@@ -61,6 +62,7 @@ class Variant:
     changes: Counter[str] = field(default_factory=Counter)
     ignored: frozenset[str] = frozenset()
     named: frozenset[str] | None = None
+    harmless: Counter[str] = field(default_factory=Counter)
     unread: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
@@ -208,10 +210,10 @@ class Variant:
         changes until then do not count: to record it now and then takes little time.
 
         `is_same_program`: what was recorded is as before, with all constants. A number that no code names, and that has
-        made no difference at three values, is guarded no longer either, but then replays go on.
+        never made a difference at three values, is guarded no longer either, but then replays go on.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
-        self.unread = earlier.unread if is_same_program else frozenset()
+        self.harmless, self.unread = earlier.harmless, frozenset(self._unnamed(earlier.unread))
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
         changed = moved(earlier.guards, self.guards, earlier.ignored)
@@ -219,13 +221,13 @@ class Variant:
             return
         changed -= earlier.ignored | self.unread
         unnamed = self._unnamed(changed) & earlier._unnamed(changed)
+        harmless = unnamed - earlier.changes.keys() if is_same_program else set[str]()
+        self.harmless = earlier.harmless + Counter(harmless)
+        self.unread |= {name for name in harmless if self.harmless[name] >= _DISTINCT_NUMBERS - 1}
+        changed -= harmless
         self.changes = Counter(changed) if had_settled else earlier.changes + Counter(changed)
         most = {name: _DISTINCT_NUMBERS if is_number(self.guards[name]) else _DISTINCT_CONTAINERS for name in changed}
-        if not changed or any(self.changes[name] < count - 1 for name, count in most.items()):
-            return
-        if is_same_program and changed <= unnamed:
-            self.unread |= changed
-        else:
+        if changed and all(self.changes[name] >= count - 1 for name, count in most.items()):
             self.ignored = earlier.ignored | changed
             self.doubt = self.doubt or f"{in_short(changed - unnamed or changed)}, which keeps changing"
 
