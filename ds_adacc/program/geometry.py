@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers, and gpt-neox's, put a number of theirs
+from ds_adacc.python_state.guards import stride_of
 
 
 @dataclass(frozen=True)

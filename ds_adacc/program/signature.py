@@ -15,9 +15,9 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.geometry import span, storage_of, stride_of, why_not_plain
+from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
-from ds_adacc.python_state.guards import Look, snapshot, token
+from ds_adacc.python_state.guards import Look, snapshot, stride_of, token
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _HOOKS_OF_ALL_MODULES = (

@@ -16,11 +16,11 @@ import torch
 
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, substitute_numbers
 from ds_adacc.program.formula import Variables
-from ds_adacc.program.geometry import stride_of
 from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
+from ds_adacc.python_state.guards import stride_of
 
 _MOST_MISTAKES = 3  # wrong predictions, after which no number is taken to decide nothing
 

@@ -47,6 +47,7 @@ _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_pars
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
 DEPTH = 6
+stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers, and gpt-neox's, put a number of theirs
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ATTRIBUTES = 1024  # of an object that are; the arguments of Megatron are hundreds
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
@@ -360,5 +361,4 @@ def has_look(value: Any) -> bool:
 def _look(tensor: torch.Tensor) -> Hashable:
     if not has_look(tensor):
         return token(tensor)
-    stride = torch.Tensor.stride(tensor)  # `tensor.stride` may be a number of the program's own
-    return Look(tensor.shape, stride, tensor.dtype, tensor.device, tensor.requires_grad)
+    return Look(tensor.shape, stride_of(tensor), tensor.dtype, tensor.device, tensor.requires_grad)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ds_adacc.program.geometry import Geometry, storage_of, stride_of
+from ds_adacc.program.geometry import Geometry, storage_of
+from ds_adacc.python_state.guards import stride_of
 
 
 @dataclass(frozen=True)
