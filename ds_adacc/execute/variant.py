@@ -46,8 +46,8 @@ class Variant:
     `changes`: how often each number and container was found changed. `ignored`: those that are guarded no longer.
     `named`: the names in the code that ran while it was recorded; None: not known. `harmless`: how often each attribute
     that is a number, and that no such code names, was found changed while the program and its constants stayed the
-    same. One that has `changes` has none of these. `unread`: those of them that were seen with three values, such as
-    the iteration among a script's arguments: they decide nothing, and are guarded no longer.
+    same. `decisive`: those with which alone the program has changed once; they are never harmless. `unread`: harmless
+    ones that were seen with three values, such as the iteration among a script's arguments: they are guarded no longer.
     `doubt`: what the block depends on that no guard watches; while there is anything, nothing is replayed (Rule E11).
     `is_predicted`: the program was recorded at other input sizes, and is predicted at these. `has_varied_numbers`:
     numbers among the arguments have varied. `is_unseen`: no call has confirmed the prediction yet. `failures`: how
@@ -63,6 +63,7 @@ class Variant:
     ignored: frozenset[str] = frozenset()
     named: frozenset[str] | None = None
     harmless: Counter[str] = field(default_factory=Counter)
+    decisive: frozenset[str] = frozenset()
     unread: frozenset[str] = frozenset()
     doubt: str = ""
     is_predicted: bool = False
@@ -209,11 +210,12 @@ class Variant:
         next value may change any constant or choose another branch. If the block `had_settled` before this change, the
         changes until then do not count: to record it now and then takes little time.
 
-        `is_same_program`: what was recorded is as before, with all constants. A number that no code names, and that has
-        never made a difference at three values, is guarded no longer either, but then replays go on.
+        `is_same_program`: what was recorded is as before, with all constants. A number that no code names is guarded no
+        longer once three values of it have made no difference, unless it has made one alone. Then replays go on.
         """
         self.changes, self.ignored, self.doubt = earlier.changes, earlier.ignored, earlier.doubt
-        self.harmless, self.unread = earlier.harmless, frozenset(self._unnamed(earlier.unread))
+        self.harmless, self.decisive = earlier.harmless, earlier.decisive
+        self.unread = frozenset(self._unnamed(earlier.unread))
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
         changed = moved(earlier.guards, self.guards, earlier.ignored)
@@ -221,7 +223,9 @@ class Variant:
             return
         changed -= earlier.ignored | self.unread
         unnamed = self._unnamed(changed) & earlier._unnamed(changed)
-        harmless = unnamed - earlier.changes.keys() if is_same_program else set[str]()
+        if not is_same_program and changed <= unnamed:
+            self.decisive |= changed
+        harmless = unnamed - self.decisive if is_same_program else set[str]()
         self.harmless = earlier.harmless + Counter(harmless)
         self.unread |= {name for name in harmless if self.harmless[name] >= _DISTINCT_NUMBERS - 1}
         changed -= harmless
