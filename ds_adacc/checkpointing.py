@@ -227,7 +227,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     runtime = registry.runtime_of(owner)
     if runtime is None:
         return function(*args, **kwargs)
-    return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs)
+    return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs, is_asked=True)
 
 
 def _layers_run_by(function: Any) -> Callable[..., Any] | None:

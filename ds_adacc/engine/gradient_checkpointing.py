@@ -16,13 +16,13 @@ from typing import Any
 from torch import nn
 
 from ds_adacc.log import get_logger
+from ds_adacc.runtime.asked import ORIGINAL
 
 _ENABLING = (
     "gradient_checkpointing_enable",
     "activation_checkpointing_enable",  # in newer versions of transformers
     "enable_gradient_checkpointing",  # in diffusers
 )
-_ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute that keeps what was replaced
 
 
 def take_over_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) -> None:
@@ -45,10 +45,10 @@ def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
     """Undo `take_over_gradient_checkpointing`: layers for which it is enabled do it themselves again."""
     for module in modules:
         for method in _ENABLING:
-            if hasattr(vars(module).get(method), _ORIGINAL):
+            if hasattr(vars(module).get(method), ORIGINAL):
                 delattr(module, method)
         if getattr(module, "_gradient_checkpointing_func", None) is _plainly:
-            module._gradient_checkpointing_func = vars(module).pop(_ORIGINAL)
+            module._gradient_checkpointing_func = vars(module).pop(ORIGINAL)
 
 
 def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> Callable[..., None]:
@@ -60,7 +60,7 @@ def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> C
             tell()
 
     enable.__name__ = name
-    setattr(enable, _ORIGINAL, name)
+    setattr(enable, ORIGINAL, name)
     return enable
 
 
@@ -78,7 +78,7 @@ def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) ->
         m for name, m in model.named_modules() if _is_enabled(m) and any(_touch(name, block) for block in blocks)
     ]
     for module in taken:
-        setattr(module, _ORIGINAL, module._gradient_checkpointing_func)
+        setattr(module, ORIGINAL, module._gradient_checkpointing_func)
         module._gradient_checkpointing_func = _plainly
     return bool(taken)
 

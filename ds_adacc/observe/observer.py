@@ -14,6 +14,7 @@ from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.variant import Variant
+from ds_adacc.execute.whole_call import WholeCall
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
@@ -52,7 +53,11 @@ class Observer:
         return ticket
 
     def watch(
-        self, ticket: Ticket, call: Call, inputs: Sequence[torch.Tensor], pack: Callable[[torch.Tensor], Slot]
+        self,
+        ticket: Ticket,
+        call: Call | WholeCall,
+        inputs: Sequence[torch.Tensor],
+        pack: Callable[[torch.Tensor], Slot],
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], None]]:
         """A wrapper of the pack hook of `call` that notifies this observer, and what to call with the output.
 

@@ -171,6 +171,11 @@ class KnownType:
         ]
         self.profile = replace(self.profile, codecs=tuple(kept))
 
+    def note_second_forward(self, seconds: float) -> None:
+        """Note how long a second forward of a block of this type took: from the next planning on, the least counts."""
+        (before,) = self.profile.op_seconds
+        self.profile = replace(self.profile, op_seconds=(min(before or seconds, seconds),))
+
     def keep_whole(self, place: int) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory."""
         if place not in self._whole:  # this comes at every call

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -12,6 +13,19 @@ import torch
 _ON_HOST, _ON_CUDA = (3, 0), (5, 2)  # how many runs, and which of them counts, from the quickest
 _CYCLES = 2e9  # a second, at least on GPUs of today: at a lower clock the device only sleeps longer
 _LONGEST_LEAD = 0.01  # seconds; a function that takes the host longer waits for the device itself
+
+
+@contextmanager
+def stopwatch(device: torch.device | None, note: Callable[[float], None]) -> Iterator[None]:
+    """Tell `note` the seconds of what runs inside, also on the device. Nothing is told if it raises."""
+    is_cuda = device is not None and device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    yield
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    note(time.perf_counter() - begin)
 
 
 class Timer:

@@ -70,11 +70,11 @@ class FunctionOperator:
         `extents`: by tensor that a compiled graph saves, the memory that it stands for (`graphs.extents`).
         """
         if torch.is_grad_enabled():  # to look at its backward
-            with _autocast(autocast):
+            with casting(autocast):
                 return as_tuple(self.cls.apply(*args))
         context = self.cls._backward_cls()
         context.needs_input_grad = needs_input_grad
-        with torch.no_grad(), _autocast(autocast):
+        with torch.no_grad(), casting(autocast):
             given = tuple(
                 arg.detach().requires_grad_() if needed else arg
                 for arg, needed in zip(args, needs_input_grad, strict=True)
@@ -165,11 +165,11 @@ def autocast_now() -> Autocast:
 
 
 @contextmanager
-def _autocast(states: Autocast) -> Iterator[None]:
-    """Cast as in forward. The casts are not kept for operators that follow."""
+def casting(states: Autocast, cache_enabled: bool = False) -> Iterator[None]:
+    """Cast as in forward. The casts are not kept for operators that follow, unless the cache is enabled."""
     with ExitStack() as stack:
         for device, enabled, dtype in states:
-            stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
+            stack.enter_context(torch.autocast(device, dtype, enabled, cache_enabled))
         yield
 
 

@@ -18,6 +18,7 @@ from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp
 from ds_adacc.program.refusals import COMPILED
+from ds_adacc.program.whole_block import WholeBlock
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 
 
@@ -115,7 +116,8 @@ class Recording:
     the user should know of its Functions, and of data that Python reads. `has_hooks`: hooks wait for the gradients of
     its tensors.
     `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
-    the block returns does not tell which of its graphs have run.
+    the block returns does not tell which of its graphs have run. `data_read_at`: the first line that reads data, if
+    any operator follows it; such an operator is not replayed (Rule R7).
     """
 
     name: str
@@ -128,6 +130,7 @@ class Recording:
     has_hooks: bool = False
     compiled_from: int | None = None
     loses_graphs: bool = False
+    data_read_at: str | None = None
 
     @functools.cached_property
     def digest(self) -> str:
@@ -167,6 +170,11 @@ class Recording:
     def runs_compiled(self) -> bool:
         """Whether compiled code runs in the block."""
         return self.compiled_from is not None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the block is one operator, which only a second forward runs again (Rule R20)."""
+        return any(isinstance(op.func, WholeBlock) for op in self.ops)
 
     @property
     def remarks_on_replays(self) -> tuple[str, ...]:
@@ -255,7 +263,9 @@ class Recording:
 
     def doubted(self, doubt: str) -> Recording:
         """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
-        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}")) if doubt else self
+        if not doubt or self.is_whole:  # a second forward runs whatever the block runs
+            return self
+        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}"))
 
 
 def _portable(op: RecordedOp) -> tuple[Any, ...]:

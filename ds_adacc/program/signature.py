@@ -146,6 +146,7 @@ class _Fields(NamedTuple):
     ambient: Hashable = None
     training: bool | None = None
     held_before: tuple[int, ...] = ()
+    is_asked: bool = False
 
 
 class Signature(_Fields):
@@ -153,7 +154,8 @@ class Signature(_Fields):
 
     `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
     `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
-    `held_before`: the places of the inputs that an earlier call of the same forward holds.
+    `held_before`: the places of the inputs that an earlier call of the same forward holds. `is_asked`: whether the
+    program has asked for checkpointing of just this call, so that its forward may run twice (Rule R20).
 
     What is asked of it is worked out once: each new size is compared with all those that the block has met.
     """

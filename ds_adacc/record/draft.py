@@ -84,9 +84,10 @@ class Draft:
         """The whole program."""
         known = self.known
         self.record_unseen_writes(None)
-        if any(op.refusal == TAINTED for op in self._ops):
+        data_read_at = self._data_read_at if any(op.refusal == TAINTED for op in self._ops) else None
+        if data_read_at is not None:
             self.remark(
-                f"{self._data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
+                f"{data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
                 "is recomputed. If you can, compute it outside of the block and pass it as an argument"
             )
         met = {id(parameter) for parameter in known.parameters}
@@ -101,6 +102,7 @@ class Draft:
             tuple(self._remarks),
             self.has_hooks,
             self._compiled_from,
+            data_read_at=data_read_at,
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}

@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
+import torch
+
+from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.symbolic_types import Constants
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
+from ds_adacc.profile.whole_profile import WholeCosts, whole_profile
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes
+from ds_adacc.program.signature import Sizes, flatten
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
+from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
+from ds_adacc.record.as_whole import as_whole, why_not_again
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside
@@ -28,6 +34,7 @@ from ds_adacc.runtime.warnings import Warnings
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
+_DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
 _CONSTANT_RESULT = (
     "decorate the function with torch.compiler.assume_constant_result too, if its result never changes; or compute the "
     "result outside of the block, and pass it as an argument"
@@ -39,11 +46,13 @@ class Learned(NamedTuple):
 
     `variant`: what the call is, bound to its policy; None if it could not be recorded, which a warning says.
     `outliers_are_new`: whether they are those of this call. Those of a variant that a checkpoint has restored stay.
+    `beginning`: that of a block which may be recomputed as a whole.
     """
 
     captured: Capture
     variant: Variant | None = None
     outliers_are_new: bool = False
+    beginning: Beginning | None = None
 
 
 class Learner:
@@ -64,20 +73,27 @@ class Learner:
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
             self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
+        beginning = Beginning(incoming.call) if signature.is_asked else None
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
+        changes = beginning is not None and captured.recording is not None and self._changes_state(incoming)
         block.places.update(captured.watch.reads.places)
         if captured.recording is None:
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
-        recording = captured.recording = captured.recording.with_held_before(signature.held_before)
+        recording = captured.recording.with_held_before(signature.held_before)
+        costs = None if beginning is None else self._costs_as_whole(recording, captured.watch, changes)
+        if costs is not None:
+            recording = as_whole(recording, block.class_name, costs.saved_bytes)
+        captured.recording = recording
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
         self._tell_limits(block, recording, captured.watch)
         with budget.aside():
-            known = self._known_type(incoming, captured, variant.recording, block.relatives(signature, guards))
+            relatives = block.relatives(signature, guards)
+            known = self._known_type(incoming, captured, variant.recording, relatives, costs)
         step = controller.step
         controller.note_call(block, variant.recording, incoming.call.inputs)
         controller.note_device(captured.tensors.device)
@@ -86,7 +102,28 @@ class Learner:
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)
         controller.choose_policy(block, variant)
         block.add(signature, variant)
-        return Learned(captured, variant, outliers_are_new)
+        return Learned(captured, variant, outliers_are_new, None if costs is None else beginning)
+
+    def _changes_state(self, incoming: Incoming) -> bool:
+        """Whether the call that has run has changed anything that its signature or its guards tell of."""
+        block, call = incoming.block, incoming.call
+        if flatten((call.run.args, call.run.keywords), [], []) != incoming.signature.arguments:
+            return True
+        try:
+            reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
+        except UnreadableModule:
+            return True
+        return reading.marks != incoming.guards
+
+    def _costs_as_whole(self, recording: Recording, watch: Watch, changes: bool) -> WholeCosts | None:
+        """What the block takes as one operator; None if its operators are planned one by one (Rule R20)."""
+        inputs = self._controller.agreement.inputs
+        if recording.data_read_at is None or inputs.group is not None or inputs.on_host:
+            return None
+        if changes or any(map(watch.has_seen, _DIFFERENTIATE)) or why_not_again(recording) is not None:
+            return None
+        costs = WholeCosts.of(recording)
+        return costs if costs.are_worth_it else None
 
     def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:
         """The variant of the recorded call, and whether a checkpoint has restored it.
@@ -163,27 +200,36 @@ class Learner:
         captured: Capture,
         recording: Recording,
         relatives: Mapping[str, tuple[Variant, Sizes]],
+        costs: WholeCosts | None,
     ) -> KnownType:
-        """The block type of a recording, measured if it is new. `relatives`: as of `Block.relatives`."""
+        """The block type of a recording, measured if it is new.
+
+        `relatives`: as of `Block.relatives`. `costs`: of a block as one operator.
+        """
         block, signature = incoming.block, incoming.signature
         example = Example(signature.sizes, recording)
         constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
         known = self._controller.agreement.known_types.get(recording.digest)
         if known is None:
-            known = self._add_type(example, captured, constants)
+            known = self._add_type(example, captured, constants, costs)
         else:
             self._controller.new_sizes.symbolic_types.learn(example, known.profile, constants)
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
 
-    def _add_type(self, example: Example, captured: Capture, relatives: Mapping[str, Constants]) -> KnownType:
-        """Measure a new block type. `relatives`: as of `SymbolicTypes.learn`."""
+    def _add_type(
+        self, example: Example, captured: Capture, relatives: Mapping[str, Constants], costs: WholeCosts | None
+    ) -> KnownType:
+        """Measure a new block type. `relatives`: as of `SymbolicTypes.learn`; `costs`: as of `_known_type`."""
         controller, recording = self._controller, example.recording
         symbolic_types, adopter = controller.new_sizes.symbolic_types, controller.new_sizes.adopter
         controller.step.close()  # measuring operators would be counted as the step's own
         like = symbolic_types.like(relatives, example)
-        profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
+        if costs is not None:
+            profile = whole_profile(recording, costs)
+        else:
+            profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
         known = controller.agreement.add(recording, profile)
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.variant import Variant
+from ds_adacc.execute.whole_call import Around, WholeCall
 from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
+from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
@@ -30,8 +34,12 @@ Pack = Callable[[torch.Tensor], Any]
 class PlannedCalls:
     """Runs calls under their variants' policies."""
 
-    def __init__(self, controller: StepController, binder: Binder, codecs: CodecMaker, warnings: Warnings) -> None:
+    def __init__(
+        self, controller: StepController, binder: Binder, codecs: CodecMaker, warnings: Warnings, inside: Around
+    ) -> None:
+        """`inside`: what second forwards run in."""
         self._controller = controller
+        self._inside = inside
         self._binder = binder
         self._codecs = codecs
         self._warnings = warnings
@@ -71,6 +79,8 @@ class PlannedCalls:
             bound,
             self._controller.step.is_tracking,
             noted=None,
+            beginning=Beginning(incoming.call) if variant.recording.is_whole and bound.segments else None,
+            around=self._inside,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
         )
@@ -102,9 +112,16 @@ class PlannedCalls:
         self._seen.add(incoming, variant)
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
-        tracking = step.is_tracking and not learned.outliers_are_new
         call, pack, done = self._begin(
-            incoming, variant, variant.bound, tracking, noted, times_forward=False, times_backward=probe is None
+            incoming,
+            variant,
+            variant.bound,
+            step.is_tracking and not learned.outliers_are_new,
+            noted,
+            learned.beginning if variant.bound.segments else None,
+            functools.partial(self._timed, variant.digest),
+            times_forward=False,
+            times_backward=probe is None,
         )
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted
@@ -116,7 +133,7 @@ class PlannedCalls:
         finally:
             call.close()
 
-    def _finish(self, call: Call, output: Any, probe: Probe | None, done: Callable[[Any], None]) -> Any:
+    def _finish(self, call: Call | WholeCall, output: Any, probe: Probe | None, done: Callable[[Any], None]) -> Any:
         """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one.
 
         What is observed of its backward begins before the probe's own ones, which are not timed.
@@ -147,12 +164,15 @@ class PlannedCalls:
         bound: BoundPolicy,
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None,
+        beginning: Beginning | None,
+        around: Around,
         times_forward: bool,
         times_backward: bool,
-    ) -> tuple[Call, Pack, Callable[[Any], None]]:
+    ) -> tuple[Call | WholeCall, Pack, Callable[[Any], None]]:
         """A call that is about to begin, its pack hook, and what to call with its output.
 
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
+        `beginning`, `around`: as of `WholeCall`, if a second forward makes all that this one saves.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
         step, inputs = self._controller.step, incoming.call.inputs
@@ -164,9 +184,14 @@ class PlannedCalls:
         told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
-        call = Call(bound, inputs, told, noted, alive)
+        call: Call | WholeCall
+        if beginning is not None:
+            call = WholeCall(bound, inputs, beginning, around, alive)
+        else:
+            call = Call(bound, inputs, told, noted, alive)
+            call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
         pack: Pack = call.pack
-        if tracking:
+        if tracking and isinstance(call, Call):
             agreement = self._controller.agreement
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
@@ -174,6 +199,17 @@ class PlannedCalls:
             return call, pack, _nothing
         watched, done = observer.watch(ticket, call, inputs, pack)
         return call, watched, done
+
+    @contextmanager
+    def _timed(self, digest: str) -> Iterator[None]:
+        """Note how long a second forward takes. The step is one that records, so it may wait for the device."""
+        known = self._controller.agreement.known_types.get(digest)
+        with self._inside():
+            if known is None:  # forgotten meanwhile
+                yield
+                return
+            with stopwatch(self._binder.device, known.note_second_forward):
+                yield
 
     def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
         """A call of the block has run other graphs than the recorded ones, or with other numbers."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -83,7 +84,7 @@ class Runtime:
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
         self.warnings = Warnings()
-        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings)
+        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, self._inside)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
@@ -113,8 +114,19 @@ class Runtime:
         owner = with_modules(function, args, kwargs)
         return self.run(self.blocks.of(owner), owner, function, args, kwargs)
 
-    def run(self, block: Block, owner: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers."""
+    def run(
+        self,
+        block: Block,
+        owner: Callable[..., Any],
+        function: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        is_asked: bool = False,
+    ) -> Any:
+        """Run `function(*args, **kwargs)` as a call of `block`. `owner` holds the block's tensors and numbers.
+
+        `is_asked`: as of `Signature`.
+        """
         if self._is_left_alone(block):
             return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
@@ -141,14 +153,14 @@ class Runtime:
         try:
             self._threads.append(thread)
             if self._threads[0] == thread:
-                return self._run_alone(block, key, getattr(owner, "training", None), call)
+                return self._run_alone(block, key, getattr(owner, "training", None), call, is_asked)
         finally:
             self._threads.remove(thread)
         self._fall_back_to_other_thread(block)
         return call.run()
 
-    def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall) -> Any:
-        """Run a call while no other thread runs a block. `key`: as of `flatten`; `training`: as of `Signature`."""
+    def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool) -> Any:
+        """Run a call while no other thread runs a block. `key`: as of `flatten`; the rest: as of `Signature`."""
         try:
             self.controller.begin_call()
             read = self._read(block, call.closure)
@@ -157,7 +169,7 @@ class Runtime:
             reading, held = read
             shared = aliases(call.inputs, [*call.inner, *held])
             held_before = self.controller.held_before(call.inputs)
-            signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before)
+            signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, is_asked)
             return self._record_or_run(Incoming(block, signature, reading.marks, call))
         except BaseException:
             self.controller.step.drop_pass()
@@ -192,6 +204,16 @@ class Runtime:
             refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
         self.warnings.fallen_back(block, reason)
         return True
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Run a second forward of a block: what it calls is part of the block (Rule T3)."""
+        thread = threading.get_ident()
+        try:
+            self._threads.append(thread)
+            yield
+        finally:
+            self._threads.remove(thread)
 
     def _fall_back_to_other_thread(self, block: Block) -> None:
         if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
@@ -243,10 +265,11 @@ class Runtime:
     def _is_to_verify(self, variant: Variant) -> bool:
         """Whether to record this call again. A tracking step does so for the first call of each block type.
 
-        The first calls of a step come while few other tensors are held.
+        The first calls of a step come while few other tensors are held. Of a block as one operator nothing is tracked.
         """
         step = self.controller.step
-        return step.is_tracking and variant.is_recorded and variant.digest not in step.verified
+        is_known = not variant.is_recorded or variant.recording.is_whole or variant.digest in step.verified
+        return step.is_tracking and not is_known
 
     # -- checkpoints
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ds_adacc.program.module_class import class_name
+from ds_adacc.runtime.asked import is_asked
 from ds_adacc.runtime.compiled_blocks import is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
@@ -92,7 +93,8 @@ def _run(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    return runtime.run(runtime.blocks.of_module(module, name), module, bound_to(module), args, kwargs)
+    block = runtime.blocks.of_module(module, name)
+    return runtime.run(block, module, bound_to(module), args, kwargs, is_asked(module))
 
 
 def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:

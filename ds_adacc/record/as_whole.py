@@ -1,0 +1,78 @@
+"""A recorded block as one operator, if nothing that follows a read of data could be replayed else (Rule R20)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from itertools import takewhile
+
+import torch
+
+from ds_adacc.program.arguments import ValueRef, without_data
+from ds_adacc.program.geometry import Geometry
+from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recording import Position, RecordedValue, Recording
+from ds_adacc.program.refusals import COLLECTIVE, REPLACED, STATISTICS, TAINTED, UNSEEN
+from ds_adacc.program.whole_block import WholeBlock
+
+_EFFECTS = {
+    COLLECTIVE: "it calls a collective, and other ranks may not run it again",
+    STATISTICS: "it updates or reads running statistics",
+    UNSEEN: "a kernel writes where PyTorch does not see it",
+    REPLACED: "it gives a tensor other memory",
+}
+
+
+def why_not_again(recording: Recording) -> str | None:
+    """Why the forward of the recorded block must not run a second time, as far as its operators tell."""
+    if recording.runs_compiled or recording.hides_compiled:
+        return "it runs compiled code"
+    if any(hasattr(parameter, "ds_id") for parameter in recording.parameters):
+        return "ZeRO-3 gathers its parameters by collectives, and other ranks may not run it again"
+    for op in recording.ops:
+        if op.refusal in _EFFECTS:
+            return _EFFECTS[op.refusal]
+        if "batch_norm" in op.name:  # that it updates its statistics was left out of the recording
+            return _EFFECTS[STATISTICS]
+    written = next((v for v in recording.values if v.overwritten and v.origin != "made"), None)
+    return None if written is None else f"it writes to a tensor that it has not made ({written.label or written.name})"
+
+
+def as_whole(recording: Recording, class_name: str, saved_bytes: int) -> Recording:
+    """The recorded block as one operator, which makes one value: all `saved_bytes` that it makes and backward needs.
+
+    Data decide how many those are, so they are no part of the digest. Nor is what runs once data were read.
+    """
+    inputs = tuple(replace(value, index=index) for index, value in enumerate(recording.inputs))
+    made = RecordedValue(
+        index=len(inputs),
+        name="forward",
+        origin="made",
+        geometry=Geometry((saved_bytes,), (1,), torch.uint8, 0),
+        producer=0,
+        dynamic=True,
+        device=next((value.device for value in recording.values if value.origin == "made"), "cpu"),
+        label="all that its forward saves",
+    )
+    read = tuple(ValueRef(value.index, value.geometry) for value in inputs)
+    op = RecordedOp(0, WholeBlock(class_name), (_until_data_was_read(recording), *read), (), (made.index,))
+    remark = (
+        f"{recording.data_read_at} reads data into Python, or makes a shape that depends on data. So the block is "
+        "recomputed as a whole, by a second forward, or retained as a whole"
+    )
+    return replace(
+        recording,
+        values=(*inputs, made),
+        ops=(op,),
+        positions=(*(Position(ref, 0, False) for ref in read), Position(ValueRef(made.index, made.geometry), 1, False)),
+        buffers=(),
+        remarks=(remark,),
+    )
+
+
+def _until_data_was_read(recording: Recording) -> str:
+    """A hash of the operators that every call of the block runs."""
+    dynamic = frozenset(value.index for value in recording.values if value.dynamic)
+    ops = takewhile(lambda op: op.refusal != TAINTED, recording.ops)
+    text = repr([without_data((op.name, op.args, op.kwargs, op.outputs), dynamic) for op in ops])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
