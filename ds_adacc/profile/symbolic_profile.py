@@ -10,6 +10,7 @@ from operator import itemgetter
 from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.profile.block_graph import block_graph
+from ds_adacc.profile.whole_profile import whole_graph
 from ds_adacc.program.formula import Variables
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
@@ -21,12 +22,14 @@ class SymbolicProfile:
     def __init__(self) -> None:
         self._measured: dict[Sizes, planner.Profile] = {}
         self._channels: list[tuple[int, ...]] = []  # of each value, at the measured sizes
+        self._given_bytes: list[int] = []  # of all inputs, likewise
 
     def learn(self, sizes: Sizes, recording: Recording, profile: planner.Profile) -> None:
         """Learn from a profile measured at these sizes, of which this is the recording, unless two are known."""
         if len(self._measured) < 2:
             self._measured[sizes] = profile
             self._channels.append(_channels(recording))
+            self._given_bytes.append(_given_bytes(recording))
 
     def at(self, sizes: Sizes, recording: Recording) -> planner.Profile | None:
         """The profile at these sizes, of which this is the recording. None with profiles of fewer than two sizes.
@@ -39,7 +42,14 @@ class SymbolicProfile:
         if len(self._measured) < 2:
             return None
         known, (one, other) = Variables([each.lengths for each in self._measured]), self._measured.values()
-        between = _Between(one, other, block_graph(recording), known, known.values_at(sizes.lengths))
+        values = known.values_at(sizes.lengths)
+        if recording.is_whole:
+            # Only the profiles tell the bytes of its last value.
+            along = _Line(self._given_bytes, _given_bytes(recording), known, values)
+            graph = whole_graph(recording, along.whole([each.graph.values[-1].nbytes for each in (one, other)]))
+        else:
+            graph = block_graph(recording)
+        between = _Between(one, other, graph, known, values)
         channels = zip(*self._channels, _channels(recording), strict=True)
         return between.profile([len(set(at_each)) == 1 for at_each in channels])
 
@@ -145,6 +155,10 @@ def _offer(one: planner.CodecCost, other: planner.CodecCost, along: _Line) -> pl
         out_seconds=along.at((one.out_seconds, other.out_seconds)),
         back_seconds=along.at((one.back_seconds, other.back_seconds)),
     )
+
+
+def _given_bytes(recording: Recording) -> int:
+    return sum(value.geometry.span for value in recording.inputs)
 
 
 def _channels(recording: Recording) -> tuple[int, ...]:

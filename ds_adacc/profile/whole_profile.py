@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost, block_graph
+from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.program.recording import Recording
 
 _WORTH = 8  # it is recomputed as a whole if replays of its operators leave an eighth of what it saves
@@ -51,12 +51,19 @@ class WholeCosts:
 
 def whole_profile(recording: Recording, costs: WholeCosts) -> planner.Profile:
     """The profile of the block as one operator. Nothing has timed its second forward yet: it counts as 0 seconds."""
-    graph = block_graph(recording, [OperatorCost(replay_bytes=costs.forward)])
-    everything = tuple(sorted(recording.saved))
+    graph = whole_graph(recording, costs.saved_bytes)
     made = max(costs.backward - costs.arriving, 0)
-    event = planner.Event(recording.ops[0].short_name, everything, costs.backward, made)
-    graph = planner.BlockGraph(graph.values, graph.ops, (event,), carried_bytes=graph.carried_bytes)
-    return planner.Profile(graph, (0.0,), ((),) * len(graph.values))
+    ops = [replace(op, workspace_bytes=costs.forward) for op in graph.ops]
+    events = [event.sized(costs.backward, made, 0) for event in graph.events]
+    return planner.Profile(replace(graph, ops=tuple(ops), events=tuple(events)), (0.0,), ((),) * len(graph.values))
+
+
+def whole_graph(recording: Recording, saved_bytes: int) -> planner.BlockGraph:
+    """The graph of the block as one operator, which makes `saved_bytes`. All of its backward is one step."""
+    graph = block_graph(recording)
+    *given, saved = graph.values
+    event = planner.Event("backward", tuple(sorted(recording.saved)), 0)
+    return replace(graph, values=(*given, replace(saved, nbytes=saved_bytes)), events=(event,))
 
 
 def _made_bytes(graph: planner.BlockGraph, indices: Iterable[int]) -> int:

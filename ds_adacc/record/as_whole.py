@@ -8,7 +8,7 @@ from itertools import takewhile
 
 import torch
 
-from ds_adacc.program.arguments import ValueRef, without_data
+from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, RecordedValue, Recording
@@ -38,19 +38,19 @@ def why_not_again(recording: Recording) -> str | None:
     return None if written is None else f"it writes to a tensor that it has not made ({written.label or written.name})"
 
 
-def as_whole(recording: Recording, class_name: str, saved_bytes: int) -> Recording:
-    """The recorded block as one operator, which makes one value: all `saved_bytes` that it makes and backward needs.
+def as_whole(recording: Recording, class_name: str) -> Recording:
+    """The recorded block as one operator, which makes one value: all that it makes and backward needs.
 
-    Data decide how many those are, so they are no part of the digest. Nor is what runs once data were read.
+    Data decide how many bytes those are. So the program has none of them, as ranks must agree on it: only the profile
+    has. Nor does it have what runs once data were read.
     """
     inputs = tuple(replace(value, index=index) for index, value in enumerate(recording.inputs))
     made = RecordedValue(
         index=len(inputs),
         name="forward",
         origin="made",
-        geometry=Geometry((saved_bytes,), (1,), torch.uint8, 0),
+        geometry=Geometry((0,), (1,), torch.uint8, 0),
         producer=0,
-        dynamic=True,
         device=next((value.device for value in recording.values if value.origin == "made"), "cpu"),
         label="all that its forward saves",
     )
@@ -71,8 +71,7 @@ def as_whole(recording: Recording, class_name: str, saved_bytes: int) -> Recordi
 
 
 def _until_data_was_read(recording: Recording) -> str:
-    """A hash of the operators that every call of the block runs."""
-    dynamic = frozenset(value.index for value in recording.values if value.dynamic)
+    """A hash of the operators that every call of the block runs, whatever its sizes."""
     ops = takewhile(lambda op: op.refusal != TAINTED, recording.ops)
-    text = repr([without_data((op.name, op.args, op.kwargs, op.outputs), dynamic) for op in ops])
+    text = repr([(op.name, op.reads, op.outputs) for op in ops])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

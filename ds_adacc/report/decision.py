@@ -85,10 +85,14 @@ def decision_of(
     values = []
     for value in recording.values:
         of_value = [each[value.index] for each in made]
-        if profile.graph.values[value.index].nbytes and any(choice is not None for choice in of_value):
+        nbytes = profile.graph.values[value.index].nbytes
+        if nbytes and any(choice is not None for choice in of_value):
             shape, dtype = tuple(value.geometry.size), str(value.geometry.dtype).removeprefix("torch.")
+            if recording.is_whole and value.producer is not None:  # it stands for many tensors
+                shape, dtype = (), ""
             shown = tuple(choice or "-" for choice in of_value)
-            values.append(DecidedValue(value.label, value.name, value.role, shape, dtype, value.nbytes, shown))
+            whole = value.nbytes or nbytes  # a rank may hold a share of it
+            values.append(DecidedValue(value.label, value.name, value.role, shape, dtype, whole, shown))
     used = tuple(
         UsedPolicy(
             _running(policy, chosen, blocks), policy.held_bytes(profile), planner.simulate(profile, policy).seconds

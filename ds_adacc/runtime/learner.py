@@ -86,7 +86,7 @@ class Learner:
         recording = captured.recording.with_held_before(signature.held_before)
         costs = None if beginning is None else self._costs_as_whole(recording, captured.watch, changes)
         if costs is not None:
-            recording = as_whole(recording, block.class_name, costs.saved_bytes)
+            recording = as_whole(recording, block.class_name)
         captured.recording = recording
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)

@@ -148,7 +148,7 @@ class PlannedCalls:
 
     def _is_to_follow(self, incoming: Incoming, variant: Variant, bound: BoundPolicy) -> bool:
         """Whether the call replays operators of a predicted program, and it was not seen that the block runs it."""
-        if variant.is_unseen and bound.segments:
+        if variant.is_unseen and bound.segments and not bound.recording.is_whole:
             variant.is_unseen = not self._seen.include(incoming, variant)
             return variant.is_unseen
         return False
