@@ -46,27 +46,26 @@ class SecondForward:
         """Run the forward again, and fill the slots. Raises RuntimeError if it saves other tensors than the first."""
         count = 0
 
-        def pack(tensor: torch.Tensor) -> Slot:
+        def pack(tensor: torch.Tensor) -> _Passed:
             nonlocal count
-            held = keep(tensor)
             if count < len(self._saved):
-                self._fill(self._saved[count], held, _look(tensor))
+                self._fill(self._saved[count], tensor)
             count += 1
-            return held  # for a backward inside the forward
+            return _PASSED  # the graph of this forward must hold nothing: the block may keep a part of it
 
         with self._around():
             run_packed(pack, self._beginning.run)
         if count != len(self._saved):
             raise self._differs(f"saves {count} tensors, and the first saved {len(self._saved)}")
 
-    def _fill(self, saved: _Saved, held: Slot, look: tuple[torch.Size, torch.dtype, torch.device]) -> None:
+    def _fill(self, saved: _Saved, tensor: torch.Tensor) -> None:
         slot = None if saved.slot is None else saved.slot()
         if slot is not None:
-            if look != saved.look:
+            if (look := _look(tensor)) != saved.look:
                 raise self._differs(
                     f"saves a tensor of {_text(*look)} where the first saved one of {_text(*saved.look)}"
                 )
-            slot.inner = held
+            slot.inner = keep(tensor)
 
     def _differs(self, what: str) -> RuntimeError:
         return RuntimeError(
@@ -98,6 +97,20 @@ class SecondForwardSlot:
         if not self._was_asked:
             self.inner, self._was_asked = None, True
         return inner.unpack()
+
+
+class _Passed:
+    """What the graph of a second forward has in place of a saved tensor."""
+
+    def unpack(self) -> torch.Tensor:
+        raise RuntimeError(
+            "a backward has come to the second forward of a block, which only makes what the first one has not kept. "
+            "After backward, a tensor that the block has left in an attribute or a list is that of the second forward: "
+            "use it before backward, or call the block without a checkpoint"
+        )
+
+
+_PASSED = _Passed()
 
 
 def _look(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

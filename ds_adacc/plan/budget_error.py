@@ -93,9 +93,10 @@ def _awaits_trial(problem: planner.Problem) -> bool:
 
 
 def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recording]) -> bool:
-    """Whether the block runs a few operators only. A compiled graph is one operator, however much it runs."""
+    """Whether the block runs a few operators only. One operator may be a compiled graph, or the whole block."""
     recording = recordings.get(block_type.name)
-    return len(block_type.profile.graph.ops) <= _FEW_OPERATORS and not (recording and recording.graphs)
+    hides_more = recording is not None and (recording.is_whole or bool(recording.graphs))
+    return len(block_type.profile.graph.ops) <= _FEW_OPERATORS and not hides_more
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:

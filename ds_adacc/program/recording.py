@@ -171,7 +171,7 @@ class Recording:
         """Whether compiled code runs in the block."""
         return self.compiled_from is not None
 
-    @property
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether the block is one operator, which only a second forward runs again (Rule R20)."""
         return any(isinstance(op.func, WholeBlock) for op in self.ops)

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
-import torch
-
 from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
@@ -17,24 +15,22 @@ from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.profile.whole_profile import WholeCosts, whole_profile
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes, flatten
+from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
-from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
-from ds_adacc.record.as_whole import as_whole, why_not_again
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.runtime.whole_blocks import as_decided
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
-_DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
 _CONSTANT_RESULT = (
     "decorate the function with torch.compiler.assume_constant_result too, if its result never changes; or compute the "
     "result outside of the block, and pass it as an argument"
@@ -77,17 +73,15 @@ class Learner:
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
-        changes = beginning is not None and captured.recording is not None and self._changes_state(incoming)
-        block.places.update(captured.watch.reads.places)
         if captured.recording is None:
+            block.places.update(captured.watch.reads.places)
             self._warnings.fallen_back(block, captured.reason)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
-        costs = None if beginning is None else self._costs_as_whole(recording, captured.watch, changes)
-        if costs is not None:
-            recording = as_whole(recording, block.class_name)
+        recording, costs = as_decided(incoming, recording, captured.watch, controller.agreement.inputs)
         captured.recording = recording
+        block.places.update(captured.watch.reads.places)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
         self._tell_limits(block, recording, captured.watch)
@@ -104,27 +98,6 @@ class Learner:
         block.add(signature, variant)
         return Learned(captured, variant, outliers_are_new, None if costs is None else beginning)
 
-    def _changes_state(self, incoming: Incoming) -> bool:
-        """Whether the call that has run has changed anything that its signature or its guards tell of."""
-        block, call = incoming.block, incoming.call
-        if flatten((call.run.args, call.run.keywords), [], []) != incoming.signature.arguments:
-            return True
-        try:
-            reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
-        except UnreadableModule:
-            return True
-        return reading.marks != incoming.guards
-
-    def _costs_as_whole(self, recording: Recording, watch: Watch, changes: bool) -> WholeCosts | None:
-        """What the block takes as one operator; None if its operators are planned one by one (Rule R20)."""
-        inputs = self._controller.agreement.inputs
-        if recording.data_read_at is None or inputs.group is not None or inputs.on_host:
-            return None
-        if changes or any(map(watch.has_seen, _DIFFERENTIATE)) or why_not_again(recording) is not None:
-            return None
-        costs = WholeCosts.of(recording)
-        return costs if costs.are_worth_it else None
-
     def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:
         """The variant of the recorded call, and whether a checkpoint has restored it.
 
@@ -138,10 +111,11 @@ class Learner:
         changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
             variant.succeed(earlier, block.had_settled, _are_same(earlier.recording, recording))
-            if variant.doubt and not earlier.doubt:
+            if variant.doubt and not (earlier.doubt or recording.is_whole):
                 self._warnings.doubtful(block, variant.doubt)
         self._warnings.changed_again(block, changed - variant.ignored - variant.unread)
-        self._doubt(incoming, guards, variant, recording, watch)
+        if not recording.is_whole:  # a second forward runs whatever the block runs
+            self._doubt(incoming, guards, variant, recording, watch)
         variant.recording = recording.doubted(variant.doubt)
         variant.digest = variant.recording.digest
         if earlier is not None and earlier.digest == variant.digest:
