@@ -8,7 +8,7 @@ from numbers import Number
 
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS, holds_attributes_alone
+from ds_adacc.python_state.content import SCALARS, holds_attributes_alone, mark_of_number
 from ds_adacc.python_state.guards import Guards, Look
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -55,6 +55,21 @@ def differing(before: Guards, after: Guards) -> list[str]:
     """The names whose marks differ, or of which only one has a mark."""
     there = [name for name, mark in after.items() if name not in before or mark != before[name]]
     return there + [name for name in before if name not in after]
+
+
+def rewritten(before: Guards, after: Guards) -> set[str]:
+    """What was there before and is another now, by name. What has only come is none of it, such as a cache that was
+    filled, or a tensor that a module keeps in a new attribute."""
+    nothing = (None, mark_of_number(None))
+    both = (name for name in before.keys() & after.keys() if before[name] not in nothing)
+    return {name for name in both if _without_attributes(before[name]) != _without_attributes(after[name])}
+
+
+def _without_attributes(mark: Hashable) -> Hashable:
+    """The mark; that of a module or an object without the names of its attributes, which have marks of their own."""
+    if not isinstance(mark, tuple) or not is_of_attributes(mark):
+        return mark
+    return mark[0] if isinstance(mark[0], type) else (*mark[:3], *mark[4:])
 
 
 def is_number(mark: Hashable) -> bool:

@@ -11,7 +11,7 @@ from ds_adacc.execute.variant import in_short
 from ds_adacc.profile.whole_profile import WholeCosts
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
-from ds_adacc.python_state.changes import names_of_changes
+from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
@@ -65,7 +65,8 @@ def _changed(incoming: Incoming) -> str | None:
         reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
     except UnreadableModule:
         return "a module that it holds"
-    changed = names_of_changes(incoming.guards, reading.marks)
+    # What has only come is taken to be the same after a second forward, such as an auxiliary loss in an attribute.
+    changed = rewritten(incoming.guards, reading.marks)
     return in_short(changed) if changed else None
 
 

@@ -1,0 +1,336 @@
+"""Blocks that read data, called by a checkpoint: recomputed as a whole, to the bit, unless there is a reason."""
+
+import logging
+import random
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from experts import LAYERS, TOKENS, WIDTH, Experts, configured, layers, plainly, recordings, same, train
+from torch import nn
+
+from ds_adacc import checkpointing
+from ds_adacc.checkpointing import checkpoint
+from ds_adacc.plan.budget_error import BudgetTooSmall
+from ds_adacc.runtime.runtime import Runtime
+
+LOG = logging.getLogger("test")
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    checkpointing.use(None)
+    yield
+    checkpointing.use(None)
+
+
+def test_a_budget_that_no_replay_reaches_is_kept_to_the_bit():
+    plain = train(layers(), plainly)
+    runtime = configured()
+    blocks = layers()
+    assert same(train(blocks, checkpoint), plain)
+    assert [each.is_whole for each in recordings(runtime)] == [True] * LAYERS
+    plan, observation = runtime.controller.plan, runtime.controller.observation
+    assert plan.groups[0].solution.peak <= plan.budget
+    assert observation.held.observed == observation.held.planned
+    assert runtime.recordings == LAYERS
+
+
+def test_who_has_not_asked_is_told_how_to():
+    runtime = configured()
+    with pytest.raises(BudgetTooSmall, match="To have the block recomputed as a whole, call it by ds_adacc"):
+        train(layers(), lambda block, x: run_unasked(runtime, block, x))
+    assert not any(each.is_whole for each in recordings(runtime))
+
+
+def run_unasked(runtime: Runtime, block, *args):
+    return runtime.run(runtime.blocks.of(block), block, block, args, {})
+
+
+def test_sizes_are_recorded_three_times_and_predicted_afterwards():
+    sizes = (48, 40, 56, 44, 60, 36, 52)
+    plain = train(layers(), plainly, sizes)
+    runtime = configured()
+    assert same(train(layers(), checkpoint, sizes), plain)
+    assert runtime.recordings == LAYERS + 2, "at further sizes, one block is recorded"
+
+
+def test_the_forward_runs_once_and_once_more_in_backward(caplog):
+    class Watched(Experts):
+        def forward(self, x):
+            LOG.info("a backward runs: %s", torch._C._current_graph_task_id() != -1)
+            return self.routed(x)
+
+    configured()
+    (block,) = layers(Watched, 1)
+    with caplog.at_level(logging.INFO, "test"):
+        checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True)).sum().backward()
+    assert [r.getMessage() for r in caplog.records if r.name == "test"] == [
+        "a backward runs: False",
+        "a backward runs: True",
+    ]
+
+
+# -- random numbers and what else a forward begins with
+
+
+class Drawing(Experts):
+    """Draws from Python's generator, NumPy's, torch's and one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.own = torch.Generator().manual_seed(5)
+
+    def forward(self, x):
+        scale = random.random() + float(np.random.random()) + torch.rand(1, generator=self.own).item()
+        return self.routed(x * scale) + torch.rand_like(x)
+
+
+def test_every_random_generator_draws_the_same_twice_and_is_put_back():
+    results = []
+    for call in (plainly, checkpoint):
+        random.seed(3)
+        np.random.seed(4)
+        configured()
+        blocks = layers(Drawing)
+        results.append((train(blocks, call), random.random(), np.random.random(), [b.own.get_state() for b in blocks]))
+    (plain, *numbers, states), (ours, *our_numbers, our_states) = results
+    assert same(plain, ours)
+    assert numbers == our_numbers
+    assert all(map(torch.equal, states, our_states))
+
+
+def test_named_states_are_put_back_too():
+    class Forking(Experts):
+        def forward(self, x):
+            with checkpointing.get_cuda_rng_tracker().fork("experts"):
+                x = nn.functional.dropout(x, 0.5)
+            return self.routed(x)
+
+    results = []
+    tracker = checkpointing.get_cuda_rng_tracker()
+    try:
+        for call in (plainly, checkpoint):
+            tracker.reset()
+            torch.manual_seed(8)
+            tracker.add("experts", 9)
+            configured()
+            results.append(train(layers(Forking), call))
+        assert same(*results)
+    finally:
+        tracker.reset()
+
+
+def test_autocast_is_as_it_was():
+    def cast(call, block, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return call(block, x)
+
+    plain = train(layers(), plainly, run=cast)
+    runtime = configured()
+    assert same(train(layers(), checkpoint, run=cast), plain)
+    assert all(each.is_whole for each in recordings(runtime))
+
+
+# -- arguments
+
+Pair = namedtuple("Pair", "x scale")
+
+
+@pytest.mark.parametrize("pack", [list, tuple, lambda pair: {"x": pair[0], "scale": pair[1]}, lambda pair: Pair(*pair)])
+def test_the_caller_may_change_what_it_has_passed(pack):
+    class Packed(Experts):
+        def forward(self, packed):
+            x, scale = packed.values() if isinstance(packed, dict) else packed
+            return self.routed(x * scale)
+
+    def run(call, block, x):
+        packed = pack([x, torch.tensor(1.5)])
+        y = call(block, packed)
+        if isinstance(packed, list | dict):
+            packed.clear()
+        return y
+
+    plain = train(layers(Packed), plainly, run=run)
+    runtime = configured()
+    assert same(train(layers(Packed), checkpoint, run=run), plain)
+    assert all(each.is_whole for each in recordings(runtime))
+
+
+def test_an_argument_that_was_written_to_is_an_error():
+    configured()
+    x = torch.randn(TOKENS, WIDTH, requires_grad=True) * 1
+    y = checkpoint(layers()[0], x)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="an argument of the block"):
+        y.sum().backward()
+
+
+def test_a_second_forward_that_saves_other_tensors_is_an_error():
+    class Growing(Experts):
+        def forward(self, x):
+            y = self.routed(x)
+            return y * y if len(seen) > 1 else y
+
+    seen = [1]
+    configured()
+    block = layers(Growing, 1)[0]
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+    seen.append(2)
+    with pytest.raises(RuntimeError, match=r"The second forward saves \d+ tensors, and the first saved \d+"):
+        y.sum().backward()
+
+
+# -- backward
+
+
+def test_backward_may_run_again_or_in_parts():
+    results = []
+    for call in (plainly, checkpoint):
+        configured()
+        blocks = layers(dropout=0.0)
+        x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(0), requires_grad=True)
+        y = x
+        for block in blocks:
+            y = call(block, y)
+        found = [torch.autograd.grad(y.sum(), [x], retain_graph=True)[0]]
+        y.sum().backward(retain_graph=True)
+        y.square().sum().backward()
+        results.append([*found, x.grad, *(p.grad for p in blocks.parameters())])
+    assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_function_that_asks_twice_for_what_it_has_saved():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.square()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            (again,) = ctx.saved_tensors
+            return gradient * (x + again)
+
+    class WithFunction(Experts):
+        def forward(self, x):
+            return self.routed(Twice.apply(x.tanh()))
+
+    plain = train(layers(WithFunction), plainly)
+    configured()
+    assert same(train(layers(WithFunction), checkpoint), plain)
+
+
+def test_what_the_block_leaves_behind_keeps_nothing_of_its_second_forward(uncollected):
+    class Leaving(Experts):
+        def forward(self, x):
+            y = self.routed(x)
+            self.last = y.mean()
+            return y
+
+    def run(call, block, x):
+        y = call(block, x)
+        return y + block.last
+
+    plain = train(layers(Leaving), plainly, run=run)
+    configured()
+    blocks = layers(Leaving)
+    assert same(train(blocks, checkpoint, run=run), plain)
+    with pytest.raises(RuntimeError, match="a backward has come to the second forward of a block"):
+        blocks[0].last.backward()
+
+
+def test_a_checkpoint_inside_the_block_is_part_of_it():
+    class Nested(Experts):
+        def forward(self, x):
+            return checkpoint(self.routed, x)
+
+    plain = train(layers(), plainly)
+    runtime = configured()
+    assert same(train(layers(Nested), checkpoint), plain)
+    assert runtime.calls == runtime.recordings + LAYERS * 3
+
+
+# -- blocks that must not run twice
+
+
+class Normed(Experts):
+    def __init__(self):
+        super().__init__()
+        self.batch = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x):
+        return self.batch(self.routed(x))
+
+
+class Writing(Experts):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x):
+        y = self.routed(x)
+        self.total += y.detach().sum()
+        return y
+
+
+class CountingCalls(Experts):
+    def forward(self, x):
+        self.forwards += 1
+        return self.routed(x)
+
+
+class Differentiating(Experts):
+    def forward(self, x):
+        y = self.routed(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope
+
+
+class OfZeRO3(Experts):
+    def __init__(self):
+        super().__init__()
+        self.norm.weight.ds_id = 0
+
+
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        (Normed, "it updates or reads running statistics"),
+        (Writing, "it writes to a tensor that it has not made (total buffer)"),
+        (CountingCalls, "its forward changes block.forwards"),
+        (Differentiating, "it runs a backward in its forward"),
+        (OfZeRO3, "ZeRO-3 gathers its parameters by collectives"),
+    ],
+)
+def test_a_block_that_must_not_run_twice_is_planned_by_its_operators(kind, reason):
+    def state(blocks):
+        return [buffer.clone() for buffer in blocks.buffers()], [block.forwards for block in blocks]
+
+    first, second = layers(kind), layers(kind)
+    plain = train(first, plainly)
+    runtime = configured(memory_budget=1.0)
+    assert same(train(second, checkpoint), plain)
+    (buffers, counts), (our_buffers, our_counts) = state(first), state(second)
+    assert counts == our_counts
+    assert all(map(torch.equal, buffers, our_buffers))
+    remarks = recordings(runtime)[0].remarks_on_replays
+    assert any(reason in remark for remark in remarks), remarks
+
+
+def test_a_block_of_which_replays_make_nearly_everything_is_planned_by_its_operators():
+    class ReadsLast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(8)))
+
+        def forward(self, x):
+            y = self.layers(x)
+            return y * y.abs().max().item()
+
+    runtime = configured(memory_budget=1.0)
+    train(layers(ReadsLast), checkpoint)
+    assert not any(each.is_whole for each in recordings(runtime))
