@@ -27,8 +27,6 @@ def why_not_again(recording: Recording) -> str | None:
     """Why the forward of the recorded block must not run a second time, as far as its operators tell."""
     if recording.runs_compiled or recording.hides_compiled:
         return "it runs compiled code"
-    if any(hasattr(parameter, "ds_id") for parameter in recording.parameters):
-        return "ZeRO-3 gathers its parameters by collectives, and other ranks may not run it again"
     for op in recording.ops:
         if op.refusal in _EFFECTS:
             return _EFFECTS[op.refusal]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,7 @@ from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.as_whole import as_whole, why_not_again
+from ds_adacc.record.block_call import BlockCall
 from ds_adacc.runtime.incoming import Incoming
 
 _DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
@@ -50,10 +52,21 @@ def _why_not_now(incoming: Incoming, watch: Watch, placement: InputPlacement) ->
     """Why the forward of the call must not run a second time, as far as the call itself tells."""
     if placement != InputPlacement():
         return "its inputs are to be partitioned or held on the host"
+    if _gathers(incoming.call):
+        return "ZeRO-3 gathers its parameters within it, by collectives that other ranks may not run again"
     if any(map(watch.has_seen, _DIFFERENTIATE)):
         return "it runs a backward in its forward"
     changed = _changed(incoming)
     return None if changed is None else f"its forward changes {changed}"
+
+
+def _gathers(call: BlockCall) -> bool:
+    """Whether hooks of ZeRO-3 run inside the call. Those of a leaf module run around its forward."""
+    function = call.run.func
+    is_forward = isinstance(function, types.MethodType) and function.__name__ == "forward"
+    module = function.__self__ if is_forward else None
+    partitioned = (parameter for parameter in call.closure.parameters if hasattr(parameter, "ds_id"))
+    return any(module is None or getattr(each, "ds_z3_leaf_module", None) is not module for each in partitioned)
 
 
 def _changed(incoming: Incoming) -> str | None:
