@@ -14,6 +14,8 @@ The files, in the order in which a tensor meets them:
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
+* `whole_call`: the state of a call of a block that is one operator; `second_forward`: runs its forward again in
+  backward; `beginning`: all that this must find as it was.
 * `alive_calls`: how many calls of each block type autograd holds at once.
 * `holders/`: what stands for a value until backward, one file for each choice.
 * `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.
@@ -21,7 +23,7 @@ The files, in the order in which a tensor meets them:
 Rules of this room, cited by their letter and number where they are obeyed:
 
 E1. The forward runs once. Backward replays operators, never modules, so module hooks fire once and no random number is
-    drawn twice.
+    drawn twice. Only a block that is one operator runs again as a whole (Rule E17).
 E2. Nothing is run for each operator: there is no dispatch mode, only the two hooks of `saved_tensors_hooks`, but for
     calls that are followed (`record/follower.py`). A policy that retains everything installs not even these.
 E3. A saved tensor is known by its position: autograd packs in the same order at every call. Size, stride and dtype
@@ -57,6 +59,11 @@ E15. Backward of a Function, or of an operator of `torch.library`, may write to 
 E16. A value that only passes through a replay (`planner/segments.py`) has no holder. Each run of the replay makes it
     anew, and frees it after its last reader. The replay first asks for all that others make, so that nothing passes
     beside what passes through theirs.
+E17. A call of a block that is one operator holds its arguments alone, or everything that it saves. In the first case
+    backward runs the forward again as soon as it asks for a saved tensor, as torch.utils.checkpoint does without
+    reentrance: with all random generators, the casts of autocast and the arguments as they were. It gives each slot
+    that is still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has it.
+    Blocks inside the block are left alone in the second forward as in the first.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

@@ -25,6 +25,7 @@ The files, in the order in which a call meets them:
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
+* `as_whole`: a block that reads data as one operator, if its forward may run a second time.
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.
 
@@ -33,7 +34,7 @@ What is written down is in `program/`, what it depends on besides tensors in `py
 Rules of this room and of these two, cited by their letter and number where they are obeyed:
 
 R1. The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would
-    draw other random numbers and fire module hooks twice.
+    draw other random numbers and fire module hooks twice. (Rule E17 has the one exception, in backward.)
 R2. A value that was verified may die as it does in a plain forward: recording takes little more memory. A storage is
     told apart by its identity, which a weak reference keeps from being reused; an address alone would be given to the
     next tensor, and two values would be taken for one.
@@ -115,4 +116,9 @@ R19. A kernel that a block launches itself, outside of any Function and operator
     to in place (Rule R4), by an operator that is never replayed. Four writes go unnoticed: by an address that was taken
     before the forward; to a parameter; to a buffer that the block reads only afterwards; and one that left the bits as
     they were while the block was recorded. `Tensor.apply_` and `map_` always count as a write.
+R20. A block that reads data may be planned as one operator, which only a second forward runs again (Rule E17). It makes
+    one value: all that the block makes and backward needs. Data decide how many bytes those are, so the program does
+    not have them; the profile has. What comes before the read is part of the program, and what follows is not, as ranks
+    must agree on it. A block that calls a collective, runs compiled code, or writes to a tensor that it has not made,
+    statistics among them, is never planned so: to run it twice would do more than to make its tensors.
 """

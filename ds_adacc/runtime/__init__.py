@@ -9,6 +9,7 @@ Plans are made and changed between two steps.
 * `given_inputs`: which inputs several calls of one forward hold;
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
+* `asked`: which calls the program has asked to be checkpointed; `whole_blocks`: which blocks are recomputed as a whole;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
   `current_pass`: the forward and backward that run now;
@@ -31,4 +32,7 @@ T3. A call inside a block is part of that block. Only the outermost call is reco
 T4. If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
 T6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
+T7. A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
+    `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
+    Nor is it if its first call has changed what later calls depend on, such as a counter.
 """
