@@ -88,7 +88,7 @@ def configure(
       and backward gathers them. The inputs must be the same on all ranks of the group.
     * `checkpoint_in_cpu`: retained block inputs on a CUDA device are held in host memory.
     * `contiguous_checkpointing`, `num_checkpoints`: no effect, because this module has no buffers of its own.
-    * `synchronize`, `profile`: no effect, because backward does not run the forward of a block again, so there is no
+    * `synchronize`, `profile`: no effect, because backward replays operators in place of whole forwards, so there is no
       such time to measure. With an engine, `ds_adacc report` prints planned and observed seconds.
 
     The log names the options that are set and have no effect. Raises ConfigError for a bad section, or for codecs that

@@ -12,43 +12,46 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from ds_adacc.program.arguments import generators_in
 from ds_adacc.program.dispatch_modes import modes_now, under
 from ds_adacc.program.function_operator import autocast_now, casting
-from ds_adacc.program.generators import default_generators, named_states, set_named_states, unmoved
+from ds_adacc.program.generators import default_generators, identity_of, named_states, set_named_states, unmoved
 from ds_adacc.program.slots import Retained
 from ds_adacc.record.block_call import BlockCall
-
-_NAME = "an argument of the block"
 
 
 class Beginning:
     """The arguments of a call and what is set around it, taken before its forward.
 
     Tensors are held without their graph. Lists, tuples and dicts are copied, so that the forward may change its own.
-    All other objects are the caller's, as they are with torch.utils.checkpoint. `held`: the tensors among the
-    arguments, by identity.
+    What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
+    are with torch.utils.checkpoint. `held`: the tensors among the arguments, by identity.
     """
 
     def __init__(self, call: BlockCall) -> None:
         run = call.run
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
-        self._args, self._kwargs = self._taken(run.args), self._taken(run.keywords)
-        generators = (*default_generators(), *call.closure.generators())
-        self._states = [(generator, generator.get_state()) for generator in generators]
+        self._arguments = _Copies(self._taken).of((run.args, run.keywords))
+        own = (*call.closure.generators(), *generators_in(call.arguments))
+        self._states = [(generator, generator.get_state()) for generator in (*default_generators(), *own)]
         self._named = named_states()
         self._of_python, self._of_numpy = random.getstate(), np.random.get_state()
         self._autocast, self._caches_casts = autocast_now(), torch.is_autocast_cache_enabled()
         self._modes = modes_now()
         self._devices = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)][-1:]
 
+    def knows(self, generator: torch.Generator) -> bool:
+        """Whether a second forward finds the random generator as it was."""
+        return identity_of(generator) in {identity_of(known) for known, _ in self._states}
+
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
 
         Raises RuntimeError if an argument was written to since.
         """
-        args, kwargs = _given(self._args), _given(self._kwargs)
         with self._as_it_was(), torch.enable_grad():
+            args, kwargs = _Copies(_given).of(self._arguments)
             return self._function(*args, **kwargs)
 
     @contextmanager
@@ -68,41 +71,53 @@ class Beginning:
             set_named_states(self._named)
             yield
 
-    def _taken(self, tree: Any) -> Any:
-        if isinstance(tree, torch.nn.Parameter):
-            return tree
-        if isinstance(tree, torch.Tensor):
-            holder = Retained.of(_NAME, tree.detach())
-            self.held[id(tree)] = holder
-            return _Given(holder, tree.requires_grad, dict(tree.__dict__))
-        if type(tree) in (tuple, list):
-            return type(tree)(self._taken(item) for item in tree)
-        if type(tree) is dict:
-            return {key: self._taken(item) for key, item in tree.items()}
-        return tree
+    def _taken(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        holder = self.held[id(leaf)] = Retained.of("an argument of the block", leaf.detach())
+        # Without a graph of its own it keeps nothing else alive, so it is passed again itself.
+        return _Given(holder, leaf if leaf.grad_fn is None else None, dict(leaf.__dict__))
 
 
 class _Given:
-    """A tensor among the arguments."""
+    """A tensor among the arguments: `itself`, or what its `holder` has."""
 
-    __slots__ = ("_attributes", "_holder", "_requires_grad")
+    __slots__ = ("_attributes", "_holder", "_itself")
 
-    def __init__(self, holder: Retained, requires_grad: bool, attributes: dict[str, Any]) -> None:
+    def __init__(self, holder: Retained, itself: torch.Tensor | None, attributes: dict[str, Any]) -> None:
         self._holder = holder
-        self._requires_grad = requires_grad
+        self._itself = itself
         self._attributes = attributes
 
     def tensor(self) -> torch.Tensor:
-        tensor = self._holder.get().detach().requires_grad_(self._requires_grad)
+        held = self._holder.get()  # which raises if it was written to
+        if self._itself is not None:
+            return self._itself
+        leaf = held.detach().requires_grad_()
+        tensor = leaf.view_as(leaf)  # no leaf, as the argument was none
         tensor.__dict__.update(self._attributes)
         return tensor
 
 
-def _given(tree: Any) -> Any:
-    if isinstance(tree, _Given):
-        return tree.tensor()
-    if type(tree) in (tuple, list):
-        return type(tree)(_given(item) for item in tree)
-    if type(tree) is dict:
-        return {key: _given(item) for key, item in tree.items()}
-    return tree
+def _given(leaf: Any) -> Any:
+    return leaf.tensor() if isinstance(leaf, _Given) else leaf
+
+
+class _Copies:
+    """Copies of trees of plain tuples, lists and dicts, with `leaf` of each leaf: one copy of each object."""
+
+    def __init__(self, leaf: Callable[[Any], Any]) -> None:
+        self._leaf = leaf
+        self._known: dict[int, Any] = {}
+
+    def of(self, tree: Any) -> Any:
+        if id(tree) not in self._known:
+            self._known[id(tree)] = self._copy(tree)
+        return self._known[id(tree)]
+
+    def _copy(self, tree: Any) -> Any:
+        if type(tree) in (tuple, list):
+            return type(tree)(map(self.of, tree))
+        if type(tree) is dict:
+            return {key: self.of(item) for key, item in tree.items()}
+        return self._leaf(tree)

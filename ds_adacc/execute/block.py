@@ -39,12 +39,14 @@ class Block:
     `calls_since_change`: how often it was called since anything had changed so. `had_settled`: the last change came
     after 64 calls without one, so those before it do not count.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
+    `effects`: what a second forward of it has changed of what it depends on; None: nothing so far (Rule E17).
     `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
         self.begins_gradient = self.is_one_of_many = False
+        self.effects: str | None = None
         self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0
@@ -149,6 +151,11 @@ class Block:
                 self.changes.clear()
             self.changes.update(changed)
         return changed
+
+    def note_effects(self, effects: str) -> None:
+        """A second forward has changed this. There is none any more: the next call is recorded, by its operators."""
+        self.effects = effects
+        self._drop(lambda variant: variant.is_recorded and variant.recording.is_whole)
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

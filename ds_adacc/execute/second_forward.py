@@ -23,7 +23,7 @@ class _Saved(NamedTuple):
 class SecondForward:
     """The second forward of one call. It gives every slot that is still alive its tensor.
 
-    `around`: what it runs in. It must see to it that the blocks inside the block are left alone.
+    `around`: what it runs in.
     """
 
     def __init__(self, name: str, beginning: Beginning, around: Callable[[], AbstractContextManager[None]]) -> None:
@@ -31,6 +31,7 @@ class SecondForward:
         self._beginning = beginning
         self._around = around
         self._saved: list[_Saved] = []
+        self._has_run = False
 
     def slot(self, tensor: torch.Tensor) -> SecondForwardSlot:
         """A slot without its tensor, for a tensor that the first forward saves."""
@@ -44,28 +45,26 @@ class SecondForward:
 
     def run(self) -> None:
         """Run the forward again, and fill the slots. Raises RuntimeError if it saves other tensors than the first."""
-        count = 0
+        hook = _FillingHook(self)
+        try:
+            with self._around():
+                run_packed(hook, self._beginning.run)
+        finally:
+            hook.forward = None
+        if hook.count != len(self._saved):
+            raise self._differs(f"saves {hook.count} tensors, and the first saved {len(self._saved)}")
+        self._has_run = True
 
-        def pack(tensor: torch.Tensor) -> _Passed:
-            nonlocal count
-            if count < len(self._saved):
-                self._fill(self._saved[count], tensor)
-            count += 1
-            return _PASSED  # the graph of this forward must hold nothing: the block may keep a part of it
-
-        with self._around():
-            run_packed(pack, self._beginning.run)
-        if count != len(self._saved):
-            raise self._differs(f"saves {count} tensors, and the first saved {len(self._saved)}")
-
-    def _fill(self, saved: _Saved, tensor: torch.Tensor) -> None:
-        slot = None if saved.slot is None else saved.slot()
-        if slot is not None:
+    def fill(self, number: int, tensor: torch.Tensor) -> None:
+        """Fill the slot of what the first forward has saved at this position, if that is alive."""
+        saved = self._saved[number] if number < len(self._saved) else None
+        slot = None if saved is None or saved.slot is None else saved.slot()
+        if saved is not None and slot is not None:
             if (look := _look(tensor)) != saved.look:
-                raise self._differs(
-                    f"saves a tensor of {_text(*look)} where the first saved one of {_text(*saved.look)}"
-                )
-            slot.inner = keep(tensor)
+                first, second = _text(*saved.look), _text(*look)
+                raise self._differs(f"saves a tensor of {second} where the first saved one of {first}")
+            # Whoever asks twice may ask many times, and for all of them: one more forward is enough.
+            slot.fill(keep(tensor), keeps=self._has_run)
 
     def _differs(self, what: str) -> RuntimeError:
         return RuntimeError(
@@ -77,26 +76,46 @@ class SecondForward:
 
 
 class SecondForwardSlot:
-    """A saved tensor that a second forward makes. The slot gives it up when backward has got it.
+    """A saved tensor that a second forward makes. The slot gives it up when backward has got it, unless it `keeps` it.
 
-    If backward asks again, it keeps the tensor from then on: it may ask many times.
+    The first time it does not. If backward asks again, one more forward makes the tensors, and all slots keep them.
     """
 
-    __slots__ = ("__weakref__", "_forward", "_was_asked", "inner")
+    __slots__ = ("__weakref__", "_forward", "_inner", "_keeps")
 
     def __init__(self, forward: SecondForward) -> None:
         self._forward = forward
-        self._was_asked = False
-        self.inner: Slot | None = None
+        self._inner: Slot | None = None
+        self._keeps = False
+
+    def fill(self, inner: Slot, keeps: bool) -> None:
+        self._inner, self._keeps = inner, keeps
 
     def unpack(self) -> torch.Tensor:
-        if self.inner is None:
+        if self._inner is None:
             self._forward.run()
-        inner = self.inner
+        inner = self._inner
         assert inner is not None, "a second forward fills every slot that is alive"
-        if not self._was_asked:
-            self.inner, self._was_asked = None, True
+        if not self._keeps:
+            self._inner = None
         return inner.unpack()
+
+
+class _FillingHook:
+    """The pack hook of a second forward. Autograd keeps it as long as any part of the graph, so `forward` is cleared.
+
+    `count`: how many tensors were saved.
+    """
+
+    def __init__(self, forward: SecondForward) -> None:
+        self.forward: SecondForward | None = forward
+        self.count = 0
+
+    def __call__(self, tensor: torch.Tensor) -> _Passed:
+        if self.forward is not None:
+            self.forward.fill(self.count, tensor)
+        self.count += 1
+        return _PASSED  # the graph of this forward must hold nothing: the block may keep a part of it
 
 
 class _Passed:
@@ -105,8 +124,8 @@ class _Passed:
     def unpack(self) -> torch.Tensor:
         raise RuntimeError(
             "a backward has come to the second forward of a block, which only makes what the first one has not kept. "
-            "After backward, a tensor that the block has left in an attribute or a list is that of the second forward: "
-            "use it before backward, or call the block without a checkpoint"
+            "What a block leaves in a list or another object is that of the second forward after backward: use it "
+            "before backward, or call the block without a checkpoint"
         )
 
 

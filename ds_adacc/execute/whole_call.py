@@ -11,8 +11,10 @@ import torch
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.execute.bound_segment import Updates
 from ds_adacc.execute.second_forward import SecondForward
 from ds_adacc.program.geometry import Geometry, span
+from ds_adacc.program.replay import modified, updated
 from ds_adacc.program.slots import Holder, ParameterSlot, Slot
 
 Around = Callable[[], AbstractContextManager[None]]
@@ -31,16 +33,24 @@ class WholeCall:
         around: Around,
         alive: AliveCall,
     ) -> None:
-        """`beginning`: of its forward. `around`: as of `SecondForward`. `alive`: what autograd is to hold."""
+        """`beginning`: of its forward. `around`: what its second forward runs in. `alive`: what autograd is to hold."""
         self.bound = bound
         self.alive = alive
         given = ((value.index, beginning.held.get(id(inputs[value.source]))) for value in bound.recording.inputs)
         self.holders: dict[int, Holder] = {index: holder for index, holder in given if holder is not None}
-        self._parameters = {parameter.data_ptr(): parameter for parameter in bound.recording.parameters}
+        parameters = tuple(bound.recording.parameters)
+        self._parameters = {parameter.data_ptr(): parameter for parameter in parameters}
+        versions, updates = [parameter._version for parameter in parameters], _updates_of(bound)
+        began_after = updates.count
 
         @contextmanager
         def in_backward() -> Iterator[None]:
             alive.note_backward()
+            if parameters and updates.count != began_after:  # Rule E7
+                raise updated(parameters[0])
+            for parameter, version in zip(parameters, versions, strict=True):
+                if parameter._version != version:
+                    raise modified("a parameter", parameter, version)
             with around():
                 yield
 
@@ -68,3 +78,8 @@ class WholeCall:
     def close(self) -> None:
         """Let go of the holders and the parameters at the end of the forward (Rule E5)."""
         self.holders, self._parameters, self._second = {}, {}, None
+
+
+def _updates_of(bound: BoundPolicy) -> Updates:
+    (segment,) = bound.segments.values()
+    return segment.updates

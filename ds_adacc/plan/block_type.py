@@ -176,6 +176,24 @@ class KnownType:
         (before,) = self.profile.op_seconds
         self.profile = replace(self.profile, op_seconds=(min(before or seconds, seconds),))
 
+    def note_more(self, profile: planner.Profile) -> None:
+        """A block of this type takes this as one operator: from the next planning on, the most that one takes counts.
+
+        Blocks of one type may run different programs once they have read data.
+        """
+        own, other = self.profile.graph, profile.graph
+        values = [replace(a, nbytes=max(a.nbytes, b.nbytes)) for a, b in zip(own.values, other.values, strict=True)]
+        ops = [
+            replace(a, workspace_bytes=max(a.workspace_bytes, b.workspace_bytes))
+            for a, b in zip(own.ops, other.ops, strict=True)
+        ]
+        events = [
+            a.sized(max(a.gradient_bytes, b.gradient_bytes), max(a.made_bytes, b.made_bytes), 0)
+            for a, b in zip(own.events, other.events, strict=True)
+        ]
+        graph = replace(own, values=tuple(values), ops=tuple(ops), events=tuple(events))
+        self.profile = replace(self.profile, graph=graph)
+
     def keep_whole(self, place: int) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory."""
         if place not in self._whole:  # this comes at every call

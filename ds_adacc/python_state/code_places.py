@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
+import numpy.random
 import torch
 
 from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
@@ -15,17 +17,21 @@ from ds_adacc.python_state.places import Place
 
 # The Python modules whose functions draw random numbers.
 RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
+# Python's own random generator, and NumPy's: what their functions are bound to.
+_GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.random, numpy.random.random))
 
 
 class CodePlaces:
     """What one code reads of globals, of what it imports, and of Python modules that it is given.
 
     `found`: the places, by a name for messages. `unguarded`: the first source of numbers that no guard can read.
+    `not_put_back`: as of `Watch`.
     """
 
     def __init__(self, code: types.CodeType) -> None:
         self.found: dict[str, Place] = {}
         self.unguarded: str | None = None
+        self.not_put_back: str | None = None
         self._code = code
         # A text may be the name in `globals()["name"]` or in `getattr(module, "name")`.
         texts = [each for each in code.co_consts if type(each) is str]
@@ -65,7 +71,7 @@ class CodePlaces:
                 if value.__name__ in RANDOM or not is_library(value.__name__):
                     self.add_members(value)
             elif source in RANDOM and callable(value) and not isinstance(value, type):
-                self._cannot_guard(f"{source}.{name}")
+                self._cannot_guard(f"{source}.{name}", value)
             elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
                 self.found.setdefault(f"{source}.{name}", (members, name))
 
@@ -74,12 +80,20 @@ class CodePlaces:
         if isinstance(value, types.ModuleType):
             self.add_members(value)
         elif _source(value) in RANDOM:
-            self._cannot_guard(full_name)
+            self._cannot_guard(full_name, value)
         elif not (isinstance(value, type) and is_library(value.__module__)):
             self.found.setdefault(full_name, (namespace, name))
 
-    def _cannot_guard(self, what: str) -> None:
-        self.unguarded = self.unguarded or f"{what} in {self._code.co_name}"
+    def _cannot_guard(self, what: str, function: Any) -> None:
+        what = f"{what} in {self._code.co_name}"
+        self.unguarded = self.unguarded or what
+        if not is_put_back(getattr(function, "__self__", None)):
+            self.not_put_back = self.not_put_back or what
+
+
+def is_put_back(owner: Any) -> bool:
+    """Whether it is a random generator whose state a second forward puts back (Rule E17)."""
+    return any(owner is generator for generator in _GENERATORS)
 
 
 def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:

@@ -21,7 +21,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.code_places import RANDOM, CodePlaces
+from ds_adacc.python_state.code_places import RANDOM, CodePlaces, is_put_back
 from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
 from ds_adacc.python_state.function_watch import Listener as FunctionListener
@@ -93,7 +93,8 @@ class Watch:
     Nor is what Dynamo and its backends do to compile the block, which are millions of calls.
 
     `reads`: what the functions read besides their arguments. `unguarded`: the first source of numbers that cannot be
-    guarded.
+    guarded. `not_put_back`: the first one besides the random generators of Python and NumPy, which a second forward
+    puts back (Rule E17).
 
     Python allows one function that is told of calls: `refusal` says so if there is another one.
     """
@@ -101,6 +102,7 @@ class Watch:
     def __init__(self, listener: Listener) -> None:
         self.reads = Reads()
         self.unguarded: str | None = None
+        self.not_put_back: str | None = None
         self._listener = listener
         self._functions = FunctionWatch(listener)
         self._is_running = False
@@ -175,7 +177,7 @@ class Watch:
 
     def _forget_compiler(self) -> None:
         if self._is_compiling:  # torch tells only of the end of the last compilation, in whatever thread
-            self.unguarded = self.unguarded or "what it has run while another thread compiled"
+            self._note_unguarded("what it has run while another thread compiled")
         if self._compiler_begins in callback_handler.start_callbacks:  # `torch._dynamo.reset` may have removed them
             callback_handler.remove_start_callback(self._compiler_begins)
             callback_handler.remove_end_callback(self._compiler_ends)
@@ -269,9 +271,14 @@ class Watch:
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
             if is_read or (source in RANDOM and not _is_of_no_account(frame, name)):
-                self.unguarded = self.unguarded or f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
+                self._note_unguarded(f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}", is_put_back(owner))
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
+
+    def _note_unguarded(self, what: str, is_put_back: bool = False) -> None:
+        self.unguarded = self.unguarded or what
+        if not is_put_back:
+            self.not_put_back = self.not_put_back or what
 
     def _note_address(self, owner: Any) -> None:
         """The address of `owner` is given away, if that is a tensor; if not, that of any tensor may be."""
@@ -289,6 +296,7 @@ class Watch:
     def _note(self, places: CodePlaces) -> None:
         self.reads.note(places.found)
         self.unguarded = self.unguarded or places.unguarded
+        self.not_put_back = self.not_put_back or places.not_put_back
 
 
 def _is_import(frame: types.FrameType) -> bool:

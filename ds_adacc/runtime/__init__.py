@@ -10,6 +10,7 @@ Plans are made and changed between two steps.
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
 * `asked`: which calls the program has asked to be checkpointed; `whole_blocks`: which blocks are recomputed as a whole;
+  `second_forwards`: what their second forwards run in;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
   `current_pass`: the forward and backward that run now;

@@ -15,7 +15,7 @@ from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.profile.whole_profile import WholeCosts, whole_profile
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes
+from ds_adacc.program.signature import Sizes, flatten
 from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
@@ -27,7 +27,7 @@ from ds_adacc.runtime.checkpointed import checkpoint_inside
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
-from ds_adacc.runtime.whole_blocks import as_decided
+from ds_adacc.runtime.whole_blocks import Called, as_decided
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
@@ -69,7 +69,8 @@ class Learner:
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
             self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
-        beginning = Beginning(incoming.call) if signature.is_asked else None
+        beginning, run = Beginning(incoming.call) if signature.is_asked else None, incoming.call.run
+        arguments = flatten((run.args, run.keywords), [], []) if signature.is_asked else None
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
@@ -79,7 +80,9 @@ class Learner:
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
-        recording, costs = as_decided(incoming, recording, captured.watch, controller.agreement.inputs)
+        recording, costs = as_decided(
+            Called(incoming, beginning, arguments, captured.watch), recording, controller.agreement.inputs
+        )
         captured.recording = recording
         block.places.update(captured.watch.reads.places)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
@@ -187,6 +190,8 @@ class Learner:
         if known is None:
             known = self._add_type(example, captured, constants, costs)
         else:
+            if costs is not None:
+                known.note_more(whole_profile(recording, costs))
             self._controller.new_sizes.symbolic_types.learn(example, known.profile, constants)
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])

@@ -24,6 +24,7 @@ from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
+from ds_adacc.runtime.second_forwards import SecondForwards
 from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
@@ -80,13 +81,13 @@ class PlannedCalls:
             self._controller.step.is_tracking,
             noted=None,
             beginning=Beginning(incoming.call) if variant.recording.is_whole and bound.segments else None,
-            around=self._inside,
+            around=self._second(incoming, variant),
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
         )
         if probe is not None:
             pack = probe.pack(pack)
-        if bound.recording.runs_compiled:
+        if bound.recording.runs_compiled or bound.recording.is_whole:  # data decide what runs of that
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
             if is_followed:
@@ -119,7 +120,7 @@ class PlannedCalls:
             step.is_tracking and not learned.outliers_are_new,
             noted,
             learned.beginning if variant.bound.segments else None,
-            functools.partial(self._timed, variant.digest),
+            functools.partial(self._timed, variant.digest, self._second(incoming, variant)),
             times_forward=False,
             times_backward=probe is None,
         )
@@ -200,11 +201,15 @@ class PlannedCalls:
         watched, done = observer.watch(ticket, call, inputs, pack)
         return call, watched, done
 
+    def _second(self, incoming: Incoming, variant: Variant) -> Around:
+        """What a second forward of the call runs in."""
+        return SecondForwards(incoming, variant.unread, self._inside, self._warnings).around
+
     @contextmanager
-    def _timed(self, digest: str) -> Iterator[None]:
+    def _timed(self, digest: str, around: Around) -> Iterator[None]:
         """Note how long a second forward takes. The step is one that records, so it may wait for the device."""
         known = self._controller.agreement.known_types.get(digest)
-        with self._inside():
+        with around():
             if known is None:  # forgotten meanwhile
                 yield
                 return

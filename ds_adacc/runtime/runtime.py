@@ -170,7 +170,7 @@ class Runtime:
             shared = aliases(call.inputs, [*call.inner, *held])
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, is_asked)
-            return self._record_or_run(Incoming(block, signature, reading.marks, call))
+            return self._record_or_run(Incoming(block, signature, reading.marks, held, call))
         except BaseException:
             self.controller.step.drop_pass()
             raise

@@ -96,6 +96,15 @@ class Warnings:
             once_for=checkpoint,
         )
 
+    def ran_twice(self, block: Block) -> None:
+        """A second forward of the block has changed something that its recorded call has not."""
+        self._tell(
+            block,
+            "block %s: backward has run its forward a second time, and that has changed %s, as the first forward had. "
+            "From the next call on, the block is not recomputed as a whole",
+            block.effects,
+        )
+
     def unmeasurable(self, name: str, reason: str) -> None:
         """The gradient errors of a block type cannot be measured; `name`: of the block that was recorded."""
         self._tell(

@@ -1,7 +1,9 @@
 """Blocks that read data, called by a checkpoint: recomputed as a whole, to the bit, unless there is a reason."""
 
+import functools
 import logging
 import random
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -133,7 +135,92 @@ def test_autocast_is_as_it_was():
     assert all(each.is_whole for each in recordings(runtime))
 
 
+# -- what must not change in between
+
+
+def test_another_number_is_an_error():
+    class Scaled(Experts):
+        scale = 1.0
+
+        def forward(self, x):
+            return self.routed(x) * self.scale
+
+    configured()
+    (block,) = layers(Scaled, 1)
+    block.scale = 2.0
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+    block.scale = 3.0
+    with pytest.raises(RuntimeError, match=r"But block.scale has changed since its forward"):
+        y.sum().backward()
+
+
+def test_a_buffer_or_a_parameter_that_was_written_to_is_an_error():
+    class Shifted(Experts):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shift", torch.ones(WIDTH))
+
+        def forward(self, x):
+            return self.routed(x) + self.shift
+
+    (block,) = layers(Shifted, 1)
+    for tensor, what in ((block.shift, "a tensor that a block holds"), (block.norm.bias, "a parameter")):
+        configured()
+        y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+        with torch.no_grad():
+            tensor.add_(1)
+        with pytest.raises(RuntimeError, match=what):
+            y.sum().backward()
+
+
+def test_a_forward_that_counts_only_later_is_left_alone_from_then_on(caplog):
+    class CountingLater(Experts):
+        def forward(self, x):
+            if self.counts:
+                self.forwards += 1
+            return self.routed(x)
+
+    runtime = configured(memory_budget=1.0)
+    (block,) = layers(CountingLater, 1)
+    for counts in (False, True, True, True):
+        block.counts = counts
+        checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True)).sum().backward()
+    assert block.forwards == 3
+    assert not any(each.is_whole for each in recordings(runtime)[:1])
+
+
 # -- arguments
+
+
+def test_one_object_at_two_places_is_one_in_the_second_forward():
+    class Same(Experts):
+        def forward(self, x, pair, again, buffer):
+            assert pair[0] is x and again is pair and buffer is self.norm.weight
+            return self.routed(x) if not x.is_leaf else x
+
+    def run(call, block, x):
+        pair = [x * 2]
+        return call(block, pair[0], pair, pair, block.norm.weight)
+
+    plain = train(layers(Same), plainly, run=run)
+    runtime = configured()
+    assert same(train(layers(Same), checkpoint, run=run), plain)
+    assert all(each.is_whole for each in recordings(runtime))
+
+
+def test_a_partial_and_a_generator_among_the_arguments():
+    class Noisy(Experts):
+        def forward(self, x, options):
+            return self.routed(x + torch.randn(x.shape, generator=options["generator"]))
+
+    def run(call, block, x):
+        options = {"generator": torch.Generator().manual_seed(7)}
+        return call(functools.partial(block, x), options)
+
+    plain = train(layers(Noisy), plainly, run=run)
+    configured()
+    assert same(train(layers(Noisy), checkpoint, run=run), plain)
+
 
 Pair = namedtuple("Pair", "x scale")
 
@@ -172,13 +259,11 @@ def test_a_second_forward_that_saves_other_tensors_is_an_error():
     class Growing(Experts):
         def forward(self, x):
             y = self.routed(x)
-            return y * y if len(seen) > 1 else y
+            return y * y if torch._C._current_graph_task_id() != -1 else y
 
-    seen = [1]
     configured()
-    block = layers(Growing, 1)[0]
+    (block,) = layers(Growing, 1)
     y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
-    seen.append(2)
     with pytest.raises(RuntimeError, match=r"The second forward saves \d+ tensors, and the first saved \d+"):
         y.sum().backward()
 
@@ -224,23 +309,56 @@ def test_a_function_that_asks_twice_for_what_it_has_saved():
     assert same(train(layers(WithFunction), checkpoint), plain)
 
 
-def test_what_the_block_leaves_behind_keeps_nothing_of_its_second_forward(uncollected):
-    class Leaving(Experts):
+class Left:
+    """What the guards of a block do not see: an object that code reaches, and that is written to only."""
+
+    last = None
+
+
+class Leaving(Experts):
+    """Leaves an auxiliary loss in an attribute, which it has at its first call only from then on."""
+
+    def forward(self, x):
+        y = self.routed(x)
+        self.last = y.mean()
+        return y
+
+
+def test_an_auxiliary_loss_in_an_attribute_stays_that_of_the_first_forward():
+    results = []
+    for call in (plainly, checkpoint):
+        configured()
+        blocks = layers(Leaving)
+        found = []
+        for step in range(3):
+            x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(step))
+            for block in blocks:
+                x = call(block, x)
+            x.sum().backward(retain_graph=True)
+            sum(block.last for block in blocks).backward()
+            found += [p.grad.clone() for p in blocks.parameters() if p.grad is not None]
+        results.append(found)
+    assert all(map(torch.equal, *results))
+
+
+def test_what_the_block_leaves_in_a_list_keeps_nothing_of_its_second_forward(uncollected):
+    left = Left()
+
+    class LeavingElsewhere(Experts):
         def forward(self, x):
             y = self.routed(x)
-            self.last = y.mean()
+            left.last = y.mean()
             return y
 
-    def run(call, block, x):
-        y = call(block, x)
-        return y + block.last
-
-    plain = train(layers(Leaving), plainly, run=run)
     configured()
-    blocks = layers(Leaving)
-    assert same(train(blocks, checkpoint, run=run), plain)
+    blocks = layers(LeavingElsewhere)
+    train(blocks, checkpoint)
+    references = [weakref.ref(block) for block in blocks]
+    checkpointing.use(None)
     with pytest.raises(RuntimeError, match="a backward has come to the second forward of a block"):
-        blocks[0].last.backward()
+        left.last.backward()
+    del blocks
+    assert [reference() for reference in references] == [None] * LAYERS
 
 
 def test_a_checkpoint_inside_the_block_is_part_of_it():
@@ -290,6 +408,15 @@ class Differentiating(Experts):
         return y + slope
 
 
+class Unwatched(Experts):
+    def __init__(self):
+        super().__init__()
+        self.lot = random.Random(3)
+
+    def forward(self, x):
+        return self.routed(x * self.lot.random())
+
+
 class OfZeRO3(Experts):
     def __init__(self):
         super().__init__()
@@ -303,7 +430,8 @@ class OfZeRO3(Experts):
         (Writing, "it writes to a tensor that it has not made (total buffer)"),
         (CountingCalls, "its forward changes block.forwards"),
         (Differentiating, "it runs a backward in its forward"),
-        (OfZeRO3, "ZeRO-3 gathers its parameters by collectives"),
+        (Unwatched, "which cannot be watched"),
+        (OfZeRO3, "ZeRO-3 gathers its parameters within it"),
     ],
 )
 def test_a_block_that_must_not_run_twice_is_planned_by_its_operators(kind, reason):
