@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,9 @@ from ds_adacc.program.dispatch_modes import modes_now, under
 from ds_adacc.program.function_operator import autocast_now, casting
 from ds_adacc.program.generators import default_generators, identity_of, named_states, set_named_states, unmoved
 from ds_adacc.program.slots import Retained
+from ds_adacc.python_state.changes import is_number, rewritten
+from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk
 from ds_adacc.record.block_call import BlockCall
 
 
@@ -32,7 +35,9 @@ class Beginning:
         run = call.run
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
+        self._objects: list[Any] = []
         self._arguments = _Copies(self._taken).of((run.args, run.keywords))
+        self._numbers = _numbers_in(self._objects)
         own = (*call.closure.generators(), *generators_in(call.arguments))
         self._states = [(generator, generator.get_state()) for generator in (*default_generators(), *own)]
         self._named = named_states()
@@ -48,8 +53,14 @@ class Beginning:
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
 
-        Raises RuntimeError if an argument was written to since.
+        Raises RuntimeError if an argument was written to since, or a number in an object among them has changed.
         """
+        if self._numbers and (changed := rewritten(self._numbers, _numbers_in(self._objects))):
+            raise RuntimeError(
+                "backward runs the forward of a block a second time, as torch.utils.checkpoint does. But "
+                f"{min(changed)} has changed since the first began, so the second would compute something else. Change it after "
+                "backward, or give each call an object of its own"
+            )
         with self._as_it_was(), torch.enable_grad():
             args, kwargs = _Copies(_given).of(self._arguments)
             return self._function(*args, **kwargs)
@@ -73,10 +84,20 @@ class Beginning:
 
     def _taken(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
+            if type(leaf) not in SCALARS:
+                self._objects.append(leaf)
             return leaf
         holder = self.held[id(leaf)] = Retained.of("an argument of the block", leaf.detach())
         # Without a graph of its own it keeps nothing else alive, so it is passed again itself.
         return _Given(holder, leaf if leaf.grad_fn is None else None, dict(leaf.__dict__))
+
+
+def _numbers_in(objects: Sequence[Any]) -> Guards:
+    """The marks of the numbers that these objects hold."""
+    walk = Walk()
+    for number, each in enumerate(objects):
+        walk.value(f"argument of type {type(each).__name__} ({number})", each, DEPTH)
+    return {name: mark for name, mark in walk.guards.items() if is_number(mark)}
 
 
 class _Given:

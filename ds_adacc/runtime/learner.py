@@ -81,7 +81,7 @@ class Learner:
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
         recording, costs = as_decided(
-            Called(incoming, beginning, arguments, captured.watch), recording, controller.agreement.inputs
+            Called(incoming, guards, beginning, arguments, captured.watch), recording, controller.agreement.inputs
         )
         captured.recording = recording
         block.places.update(captured.watch.reads.places)

@@ -113,6 +113,7 @@ class PlannedCalls:
         self._seen.add(incoming, variant)
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
+        now_known = incoming._replace(guards=variant.guards or incoming.guards)
         call, pack, done = self._begin(
             incoming,
             variant,
@@ -120,7 +121,7 @@ class PlannedCalls:
             step.is_tracking and not learned.outliers_are_new,
             noted,
             learned.beginning if variant.bound.segments else None,
-            functools.partial(self._timed, variant.digest, self._second(incoming, variant)),
+            functools.partial(self._timed, variant.digest, self._second(now_known, variant)),
             times_forward=False,
             times_backward=probe is None,
         )

@@ -46,8 +46,8 @@ class SecondForwards:
         if changed:
             raise RuntimeError(
                 f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
-                f"torch.utils.checkpoint does. But {in_short(changed)} has changed since its forward, so it would "
-                "compute something else. Change it after backward, or call the block without a checkpoint"
+                f"torch.utils.checkpoint does. But {in_short(changed)} has changed since the first began, so the "
+                "second would compute something else. Change it after backward, or call the block without a checkpoint"
             )
         for reference, version in self._versions:
             tensor = reference()

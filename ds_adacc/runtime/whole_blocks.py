@@ -16,7 +16,7 @@ from ds_adacc.profile.whole_profile import WholeCosts
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import flatten
 from ds_adacc.python_state.changes import rewritten
-from ds_adacc.python_state.guards import unreadable
+from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
@@ -32,12 +32,13 @@ _ADVICE = (
 
 
 class Called(NamedTuple):
-    """A call that has just run. `watch`: what it was seen to read.
+    """A call that has just run. `guards`: the marks of all that it depends on; `watch`: what it was seen to read.
 
     `beginning`, and `arguments` as `flatten` returned them: before the call; None if the program has not asked.
     """
 
     incoming: Incoming
+    guards: Guards
     beginning: Beginning | None
     arguments: Hashable
     watch: Watch
@@ -71,7 +72,7 @@ def _why_not_now(called: Called, recording: Recording, placement: InputPlacement
         return "ZeRO-3 gathers its parameters within it, by collectives that other ranks may not run again"
     if any(map(watch.has_seen, _DIFFERENTIATE)):
         return "it runs a backward in its forward"
-    unwatched = watch.not_put_back or unreadable((incoming.signature, incoming.guards))
+    unwatched = watch.not_put_back or unreadable((incoming.signature, called.guards))
     if unwatched is not None:
         return f"it depends on {unwatched}, which cannot be watched"
     if beginning is not None and not all(map(beginning.knows, recording.generators)):
