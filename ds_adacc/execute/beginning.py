@@ -58,8 +58,8 @@ class Beginning:
         if self._numbers and (changed := rewritten(self._numbers, _numbers_in(self._objects))):
             raise RuntimeError(
                 "backward runs the forward of a block a second time, as torch.utils.checkpoint does. But "
-                f"{min(changed)} has changed since the first began, so the second would compute something else. Change it after "
-                "backward, or give each call an object of its own"
+                f"{min(changed)} has changed since the first began, so the second would compute something else. Change "
+                "it after backward, or give each call an object of its own"
             )
         with self._as_it_was(), torch.enable_grad():
             args, kwargs = _Copies(_given).of(self._arguments)

@@ -96,11 +96,12 @@ def _changed(called: Called) -> str | None:
     if flatten((call.run.args, call.run.keywords), [], []) != called.arguments:
         return "an argument"
     try:
-        reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
+        places = {**block.places, **called.watch.reads.places}
+        reading, _ = call.closure.read(marks_of(places), block.last_reading)
     except UnreadableModule:
         return "a module that it holds"
     # What has only come is taken to be the same after a second forward, such as a cache that is filled once.
-    changed = rewritten(called.incoming.guards, reading.marks)
+    changed = rewritten(called.guards, reading.marks)
     return in_short(changed) if changed else None
 
 
