@@ -61,9 +61,10 @@ E16. A value that only passes through a replay (`planner/segments.py`) has no ho
     beside what passes through theirs.
 E17. A call of a block that is one operator holds its arguments alone, or everything that it saves. In the first case
     backward runs the forward again as soon as it asks for a saved tensor, as torch.utils.checkpoint does without
-    reentrance: with all random generators, the casts of autocast and the arguments as they were. It gives each slot
-    that is still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has it.
-    Blocks inside the block are left alone in the second forward as in the first.
+    reentrance: with all random generators, the casts of autocast and the arguments as they were. If a parameter, a
+    buffer or a number that it reads is another one, that is an error. It gives each slot that is still alive its
+    tensor, which must look as the one before. The slot gives it up as soon as backward has it. Blocks inside the block
+    are left alone in the second forward as in the first. Nothing of the second forward's own graph is kept.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """
