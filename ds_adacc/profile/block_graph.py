@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -151,8 +152,7 @@ class GradientLifetimes:
         counts if `sums`.
         """
         values = self.recording.values
-        alive = [v for v in self.required if _born(values[v]) <= index <= self._last_read(v)]
-        owners = Counter(self._owner(value, index) for value in alive)
+        owners = Counter(self._owner(value, index) for value in self._alive[index])
         total = sum(values[owner].nbytes for owner in owners)
         if index == len(self.recording.ops):
             return total + workspace
@@ -167,9 +167,24 @@ class GradientLifetimes:
     def arriving(self, index: int) -> int:
         """Bytes of the gradients that are alive when the step of operator `index` begins."""
         values = self.recording.values
-        alive = (v for v in self.required if _born(values[v]) <= index <= self._last_read(v))
-        owners = {self._owner(v, index) for v in alive if self._last_read(v) > index}
+        owners = {self._owner(v, index) for v in self._alive[index] if self._last_read(v) > index}
         return sum(values[owner].nbytes for owner in owners)
+
+    @functools.cached_property
+    def _alive(self) -> list[list[int]]:
+        """The values whose gradients are alive at the step of each operator, and after the last one.
+
+        In one pass: a block may have thousands of operators, of which each has few such values.
+        """
+        born: dict[int, list[int]] = {}
+        for value in self.required:
+            born.setdefault(max(_born(self.recording.values[value]), 0), []).append(value)
+        found: list[list[int]] = []
+        alive: list[int] = []
+        for index in range(len(self.recording.ops) + 1):
+            alive = [value for value in alive if self._last_read(value) >= index] + born.get(index, [])
+            found.append(alive)
+        return found
 
     def _last_read(self, value: int) -> float:
         return self._readers[value][-1].index if value in self._readers else math.inf

@@ -33,6 +33,8 @@ class Known:
         self.parameters: list[torch.Tensor] = []
         self.buffers: list[tuple[weakref.ref[Any], Path]] = []
         self._closure = closure
+        self._places: dict[int, int] = {}  # in `parameters`, by identity
+        self._by_address = {parameter.data_ptr(): parameter for parameter in reversed([*closure.parameters])}
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
         # place may come from anywhere. Each with an alias: one that is made within the forward's operators counts no
         # writes, and a replay in this call's backward must notice them.
@@ -178,13 +180,21 @@ class Known:
     def _parameter(self, tensor: torch.Tensor) -> int | None:
         """Which parameter `tensor` is part of, by its address (Rule R5)."""
         start, stop = span(tensor)
-        for index, parameter in enumerate(itertools.chain(self.parameters, self._closure.parameters)):
-            low, high = span(parameter)
-            if low <= start and stop <= high and start < stop:
-                if index >= len(self.parameters):  # it is read for the first time
-                    self.parameters.append(parameter)
-                return min(index, len(self.parameters) - 1)
-        return None
+        if start == stop:
+            return None
+        # Most tensors begin where their parameter does. To look at all of them each time takes seconds in a block with
+        # a hundred experts. ZeRO-3 moves parameters meanwhile, so what was at the address may be elsewhere.
+        found = self._by_address.get(start)
+        if found is None or not _holds(found, start, stop):
+            every = itertools.chain(self.parameters, self._closure.parameters)
+            found = next((parameter for parameter in every if _holds(parameter, start, stop)), None)
+            if found is None:
+                return None
+            self._by_address[start] = found
+        if id(found) not in self._places:  # it is read for the first time
+            self._places[id(found)] = len(self.parameters)
+            self.parameters.append(found)
+        return self._places[id(found)]
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
         """Which buffer `tensor` is part of. Another one in the same memory may be elsewhere in a later call."""
@@ -195,6 +205,11 @@ class Known:
                 self.buffers.append((weakref.ref(owner), path))
                 return self.external(buffer, "buffer", len(self.buffers) - 1, alias)
         return None
+
+
+def _holds(parameter: torch.Tensor, start: int, stop: int) -> bool:
+    low, high = span(parameter)
+    return low <= start and stop <= high
 
 
 def require_plain(tensor: torch.Tensor) -> None:
