@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,13 @@ from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 
 Pack = Callable[[torch.Tensor], Any]
+
+
+class _Second(NamedTuple):
+    """A second forward: as of `WholeCall`."""
+
+    beginning: Beginning
+    around: Around
 
 
 class PlannedCalls:
@@ -80,8 +87,7 @@ class PlannedCalls:
             bound,
             self._controller.step.is_tracking,
             noted=None,
-            beginning=Beginning(incoming.call) if variant.recording.is_whole and bound.segments else None,
-            around=self._second(incoming, variant),
+            second=self._second(incoming, variant) if bound.recording.is_whole and bound.segments else None,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
         )
@@ -113,15 +119,20 @@ class PlannedCalls:
         self._seen.add(incoming, variant)
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
-        now_known = incoming._replace(guards=variant.guards or incoming.guards)
+        second = None
+        if learned.beginning is not None and variant.bound.segments:
+            known = incoming._replace(guards=variant.guards or incoming.guards)
+            around = functools.partial(
+                self._timed, variant.digest, SecondForwards(known, variant.unread, self._inside, self._warnings).around
+            )
+            second = _Second(learned.beginning, around)
         call, pack, done = self._begin(
             incoming,
             variant,
             variant.bound,
             step.is_tracking and not learned.outliers_are_new,
             noted,
-            learned.beginning if variant.bound.segments else None,
-            functools.partial(self._timed, variant.digest, self._second(now_known, variant)),
+            second,
             times_forward=False,
             times_backward=probe is None,
         )
@@ -166,15 +177,14 @@ class PlannedCalls:
         bound: BoundPolicy,
         tracking: bool,
         noted: Mapping[int, torch.Tensor] | None,
-        beginning: Beginning | None,
-        around: Around,
+        second: _Second | None,
         times_forward: bool,
         times_backward: bool,
     ) -> tuple[Call | WholeCall, Pack, Callable[[Any], None]]:
         """A call that is about to begin, its pack hook, and what to call with its output.
 
         `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
-        `beginning`, `around`: as of `WholeCall`, if a second forward makes all that this one saves.
+        `second`: None unless a second forward makes all that this one saves.
         `times_forward`, `times_backward`: as of `CallMoments`.
         """
         step, inputs = self._controller.step, incoming.call.inputs
@@ -187,8 +197,8 @@ class PlannedCalls:
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: Call | WholeCall
-        if beginning is not None:
-            call = WholeCall(bound, inputs, beginning, around, alive)
+        if second is not None:
+            call = WholeCall(bound, inputs, second.beginning, second.around, alive)
         else:
             call = Call(bound, inputs, told, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
@@ -202,9 +212,10 @@ class PlannedCalls:
         watched, done = observer.watch(ticket, call, inputs, pack)
         return call, watched, done
 
-    def _second(self, incoming: Incoming, variant: Variant) -> Around:
-        """What a second forward of the call runs in."""
-        return SecondForwards(incoming, variant.unread, self._inside, self._warnings).around
+    def _second(self, incoming: Incoming, variant: Variant) -> _Second:
+        """The second forward of a call that is about to begin."""
+        around = SecondForwards(incoming, variant.unread, self._inside, self._warnings).around
+        return _Second(Beginning(incoming.call), around)
 
     @contextmanager
     def _timed(self, digest: str, around: Around) -> Iterator[None]:
