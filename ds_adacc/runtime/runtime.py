@@ -84,7 +84,9 @@ class Runtime:
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
         self.warnings = Warnings()
-        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, self._inside)
+        # Not a method of this object: it would then be kept alive until Python's collector comes.
+        inside = functools.partial(_inside, self._threads)
+        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, inside)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
@@ -205,16 +207,6 @@ class Runtime:
         self.warnings.fallen_back(block, reason)
         return True
 
-    @contextmanager
-    def _inside(self) -> Iterator[None]:
-        """Run a second forward of a block: what it calls is part of the block (Rule T3)."""
-        thread = threading.get_ident()
-        try:
-            self._threads.append(thread)
-            yield
-        finally:
-            self._threads.remove(thread)
-
     def _fall_back_to_other_thread(self, block: Block) -> None:
         if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
             self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
@@ -305,6 +297,17 @@ class Runtime:
         self.controller.restore(state)
         if state.seeds is not None:
             self.codecs.generator.set_state(state.seeds)
+
+
+@contextmanager
+def _inside(threads: list[int]) -> Iterator[None]:
+    """Run a second forward of a block: what it calls is part of the block (Rule T3). `threads`: those in a block."""
+    thread = threading.get_ident()
+    try:
+        threads.append(thread)
+        yield
+    finally:
+        threads.remove(thread)
 
 
 def _require_gradient(tensors: Iterable[torch.Tensor]) -> bool:

@@ -188,6 +188,14 @@ class Keeping(logging.Handler):
         self.records.append(record)
 
 
+def test_a_runtime_is_freed_with_its_last_user(uncollected):
+    runtime = Runtime(load({"adacc": LOSSLESS}))
+    step(runtime, zoo.GPTBlock())
+    gone = weakref.ref(runtime)
+    del runtime
+    assert gone() is None
+
+
 def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
     work, block, handler = Runtime(load({"adacc": LOSSLESS}), stepped=True), zoo.GPTBlock(), Keeping()
     for seed in range(3):
