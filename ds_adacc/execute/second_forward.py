@@ -111,6 +111,7 @@ class _FillingHook:
         self.forward: SecondForward | None = forward
         self.count = 0
 
+    @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> _Passed:
         if self.forward is not None:
             self.forward.fill(self.count, tensor)

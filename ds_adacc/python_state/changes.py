@@ -58,8 +58,10 @@ def differing(before: Guards, after: Guards) -> list[str]:
 
 
 def rewritten(before: Guards, after: Guards) -> set[str]:
-    """What was there before and is another now, by name. What has only come is none of it, such as a cache that was
-    filled, or a tensor that a module keeps in a new attribute."""
+    """What was there before and is another now, by name.
+
+    What has only come is none of it, such as a cache that was filled, or a tensor in a new attribute of a module.
+    """
     nothing = (None, mark_of_number(None))
     both = (name for name in before.keys() & after.keys() if before[name] not in nothing)
     return {name for name in both if _without_attributes(before[name]) != _without_attributes(after[name])}

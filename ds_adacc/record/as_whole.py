@@ -1,4 +1,4 @@
-"""A recorded block as one operator, if nothing that follows a read of data could be replayed else (Rule R20)."""
+"""A recorded block as one operator: that of which nothing could be replayed otherwise (Rule R20)."""
 
 from __future__ import annotations
 
