@@ -8,7 +8,8 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `budget`: the bytes that activations may take; `available`: those that are left on the device; `step_peak`: a CUDA
   device's peak, without what recording takes of it;
 * `agreement`: what the ranks have agreed on; `coordinator` changes it on all of them at once;
-* `rank_reports`: merges what the ranks have measured, and `ranks` is how they exchange it;
+* `rank_reports`: merges what the ranks have measured, and `ranks` is how they exchange it; `merged_graph`: one graph of
+  several;
 * `passes`: how many calls were alive at once; `peak_estimate`: what they take together;
 * `plan`: what there is to plan for, and the plan; `solve`: asks the planner for policies; `live_sets`: which block
   types share the budget; `comparison`: what simpler plans would cost;

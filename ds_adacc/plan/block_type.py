@@ -10,6 +10,7 @@ from ds_adacc.execute.course import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
+from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
@@ -181,18 +182,7 @@ class KnownType:
 
         Blocks of one type may run different programs once they have read data.
         """
-        own, other = self.profile.graph, profile.graph
-        values = [replace(a, nbytes=max(a.nbytes, b.nbytes)) for a, b in zip(own.values, other.values, strict=True)]
-        ops = [
-            replace(a, workspace_bytes=max(a.workspace_bytes, b.workspace_bytes))
-            for a, b in zip(own.ops, other.ops, strict=True)
-        ]
-        events = [
-            a.sized(max(a.gradient_bytes, b.gradient_bytes), max(a.made_bytes, b.made_bytes), 0)
-            for a, b in zip(own.events, other.events, strict=True)
-        ]
-        graph = replace(own, values=tuple(values), ops=tuple(ops), events=tuple(events))
-        self.profile = replace(self.profile, graph=graph)
+        self.profile = replace(self.profile, graph=merged_graph([self.profile.graph, profile.graph]))
 
     def keep_whole(self, place: int) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
+from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.plan.plan import Orders
 
 
@@ -86,16 +87,11 @@ def merge_corrections(reports: Sequence[RankReport], agreed: Correction) -> Corr
 def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     """One profile from those of all ranks.
 
-    Seconds and codec errors are means; overlap seconds are the smallest. The graph is the one with the most bytes, but
-    each operator and each step of backward is that of the rank on which it takes the most. Codec bytes and workspaces,
-    gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
+    Seconds and codec errors are means; overlap seconds are the smallest. The graph is as of `merged_graph`. Codec bytes
+    and workspaces, gradient errors and noise are the largest. Only codecs that all ranks offer are kept.
     """
     profiles = [report.profile for report in reports]
-    graphs = [profile.graph for profile in profiles]
-    largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
-    ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
-    events = map(_largest, zip(*(graph.events for graph in graphs), strict=True))
-    graph = replace(largest, ops=tuple(ops), events=tuple(events))
+    graph = merged_graph([profile.graph for profile in profiles])
     seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
     codecs = tuple(
         tuple(_mean_cost(costs) for costs in _shared(offers))
@@ -104,13 +100,6 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
     stale = tuple(map(max, zip(*(p.stale_errors for p in profiles), strict=True)))
     return planner.Profile(graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
-
-
-def _largest(of_ranks: Sequence[planner.Event]) -> planner.Event:
-    """The step of backward in which a rank needs the most. What is made or late is beside less, so the least counts."""
-    most = max(event.gradient_bytes for event in of_ranks)
-    made, late = (min(getattr(event, name) for event in of_ranks) for name in ("made_bytes", "late_bytes"))
-    return of_ranks[0].sized(most, made, late)
 
 
 def merge_block_type(name: str, profile: planner.Profile, reports: Sequence[RankReport]) -> planner.BlockType:

@@ -59,6 +59,31 @@ def test_sizes_are_recorded_three_times_and_predicted_afterwards():
     assert runtime.recordings == LAYERS + 2, "at further sizes, one block is recorded"
 
 
+def test_blocks_that_differ_only_after_the_read_count_with_what_the_larger_takes():
+    class Repeating(Experts):
+        def __init__(self):
+            super().__init__()
+            self.times = 1
+
+        def forward(self, x):
+            for _ in range(self.times):
+                x = self.routed(x)
+            return x
+
+    def graph(times):
+        runtime = configured(memory_budget=1.0)
+        blocks = layers(Repeating)
+        blocks[2].times = times  # neither the first nor the last to be recorded
+        train(blocks, checkpoint)
+        (known,) = runtime.agreement.known_types.values()
+        return known.profile.graph
+
+    few, many = graph(1), graph(5)
+    assert many.values[-1].nbytes > 4 * few.values[-1].nbytes
+    assert many.events[0].gradient_bytes >= few.events[0].gradient_bytes
+    assert many.events[0].made_bytes == few.events[0].made_bytes, "what is made is beside less: the least counts"
+
+
 def test_the_forward_runs_once_and_once_more_in_backward(caplog):
     class Watched(Experts):
         def forward(self, x):

@@ -1,0 +1,23 @@
+"""One graph from several of one block type, none of which takes more than it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ds_adacc import planner
+
+
+def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
+    """The graph with the most bytes, but each operator and each step of backward is that which takes the most."""
+    largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
+    ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
+    events = map(_largest, zip(*(graph.events for graph in graphs), strict=True))
+    return replace(largest, ops=tuple(ops), events=tuple(events))
+
+
+def _largest(events: Sequence[planner.Event]) -> planner.Event:
+    """The step of backward that needs the most. What is made or late is beside less, so the least counts."""
+    most = max(event.gradient_bytes for event in events)
+    made, late = (min(getattr(event, name) for event in events) for name in ("made_bytes", "late_bytes"))
+    return events[0].sized(most, made, late)
