@@ -24,14 +24,12 @@ _GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.
 class CodePlaces:
     """What one code reads of globals, of what it imports, and of Python modules that it is given.
 
-    `found`: the places, by a name for messages. `unguarded`: the first source of numbers that no guard can read.
-    `not_put_back`: as of `Watch`.
+    `found`: the places, by a name for messages. `sources`: those of numbers that no guard can read, as of `Watch`.
     """
 
     def __init__(self, code: types.CodeType) -> None:
         self.found: dict[str, Place] = {}
-        self.unguarded: str | None = None
-        self.not_put_back: str | None = None
+        self.sources: dict[str, bool] = {}
         self._code = code
         # A text may be the name in `globals()["name"]` or in `getattr(module, "name")`.
         texts = [each for each in code.co_consts if type(each) is str]
@@ -85,10 +83,8 @@ class CodePlaces:
             self.found.setdefault(full_name, (namespace, name))
 
     def _cannot_guard(self, what: str, function: Any) -> None:
-        what = f"{what} in {self._code.co_name}"
-        self.unguarded = self.unguarded or what
-        if not is_put_back(getattr(function, "__self__", None)):
-            self.not_put_back = self.not_put_back or what
+        owner = getattr(function, "__self__", None)
+        self.sources.setdefault(f"{what} in {self._code.co_name}", is_put_back(owner))
 
 
 def is_put_back(owner: Any) -> bool:

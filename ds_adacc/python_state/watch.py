@@ -92,17 +92,15 @@ class Watch:
 
     Nor is what Dynamo and its backends do to compile the block, which are millions of calls.
 
-    `reads`: what the functions read besides their arguments. `unguarded`: the first source of numbers that cannot be
-    guarded. `not_put_back`: the first one besides the random generators of Python and NumPy, which a second forward
-    puts back (Rule E17).
+    `reads`: what the functions read besides their arguments. `sources`: those of numbers that cannot be guarded, in
+    order; of each, whether it is a random generator that a second forward puts back (Rule E17).
 
     Python allows one function that is told of calls: `refusal` says so if there is another one.
     """
 
     def __init__(self, listener: Listener) -> None:
         self.reads = Reads()
-        self.unguarded: str | None = None
-        self.not_put_back: str | None = None
+        self.sources: dict[str, bool] = {}
         self._listener = listener
         self._functions = FunctionWatch(listener)
         self._is_running = False
@@ -177,10 +175,20 @@ class Watch:
 
     def _forget_compiler(self) -> None:
         if self._is_compiling:  # torch tells only of the end of the last compilation, in whatever thread
-            self._note_unguarded("what it has run while another thread compiled")
+            self.sources["what it has run while another thread compiled"] = False
         if self._compiler_begins in callback_handler.start_callbacks:  # `torch._dynamo.reset` may have removed them
             callback_handler.remove_start_callback(self._compiler_begins)
             callback_handler.remove_end_callback(self._compiler_ends)
+
+    @property
+    def unguarded(self) -> str | None:
+        """The first source of numbers that cannot be guarded; None if there is none."""
+        return next(iter(self.sources), None)
+
+    @property
+    def not_put_back(self) -> str | None:
+        """The first source that a second forward does not put back; None if there is none."""
+        return next((what for what, is_restored in self.sources.items() if not is_restored), None)
 
     def names(self) -> frozenset[str] | None:
         """All names and texts in the code that has run: it reads attributes of these names. None: it makes names too.
@@ -271,14 +279,10 @@ class Watch:
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
             if is_read or (source in RANDOM and not _is_of_no_account(frame, name)):
-                self._note_unguarded(f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}", is_put_back(owner))
+                what = f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
+                self.sources.setdefault(what, is_put_back(owner))
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
                 self._harmless.add(called)  # of a bound method, each call makes another object
-
-    def _note_unguarded(self, what: str, is_put_back: bool = False) -> None:
-        self.unguarded = self.unguarded or what
-        if not is_put_back:
-            self.not_put_back = self.not_put_back or what
 
     def _note_address(self, owner: Any) -> None:
         """The address of `owner` is given away, if that is a tensor; if not, that of any tensor may be."""
@@ -295,8 +299,7 @@ class Watch:
 
     def _note(self, places: CodePlaces) -> None:
         self.reads.note(places.found)
-        self.unguarded = self.unguarded or places.unguarded
-        self.not_put_back = self.not_put_back or places.not_put_back
+        self.sources.update(places.sources)
 
 
 def _is_import(frame: types.FrameType) -> bool:
