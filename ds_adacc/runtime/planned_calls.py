@@ -87,7 +87,7 @@ class PlannedCalls:
             bound,
             self._controller.step.is_tracking,
             noted=None,
-            second=self._second(incoming, variant) if bound.recording.is_whole and bound.segments else None,
+            second=self._second(incoming, variant),
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
             times_backward=probe is None,
         )
@@ -119,20 +119,14 @@ class PlannedCalls:
         self._seen.add(incoming, variant)
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
-        second = None
-        if learned.beginning is not None and variant.bound.segments:
-            known = incoming._replace(guards=variant.guards or incoming.guards)
-            around = functools.partial(
-                self._timed, variant.digest, SecondForwards(known, variant.unread, self._inside, self._warnings).around
-            )
-            second = _Second(learned.beginning, around)
+        known = incoming._replace(guards=variant.guards or incoming.guards)
         call, pack, done = self._begin(
             incoming,
             variant,
             variant.bound,
             step.is_tracking and not learned.outliers_are_new,
             noted,
-            second,
+            self._second(known, variant, learned.beginning),
             times_forward=False,
             times_backward=probe is None,
         )
@@ -212,10 +206,17 @@ class PlannedCalls:
         watched, done = observer.watch(ticket, call, inputs, pack)
         return call, watched, done
 
-    def _second(self, incoming: Incoming, variant: Variant) -> _Second:
-        """The second forward of a call that is about to begin."""
+    def _second(self, incoming: Incoming, variant: Variant, recorded: Beginning | None = None) -> _Second | None:
+        """The second forward of a call that is about to begin; None if it saves what it saves.
+
+        `recorded`: the beginning of a call that was recorded, and has run. Its second forward is timed.
+        """
+        if not (variant.recording.is_whole and variant.bound.segments):
+            return None
         around = SecondForwards(incoming, variant.unread, self._inside, self._warnings).around
-        return _Second(Beginning(incoming.call), around)
+        if recorded is None:
+            return _Second(Beginning(incoming.call), around)
+        return _Second(recorded, functools.partial(self._timed, variant.digest, around))
 
     @contextmanager
     def _timed(self, digest: str, around: Around) -> Iterator[None]:

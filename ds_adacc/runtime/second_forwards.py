@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import in_short
+from ds_adacc.execute.whole_call import Around
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.closure import Closure
@@ -19,8 +20,6 @@ from ds_adacc.python_state.places import marks_of
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.warnings import Warnings
 
-Inside = Callable[[], AbstractContextManager[None]]
-
 
 class SecondForwards:
     """What the second forward of one call runs in (`WholeCall`). Make it before the forward of the call.
@@ -28,7 +27,7 @@ class SecondForwards:
     `inside`: what has the blocks inside the block left alone. `unread`: as of `Variant`.
     """
 
-    def __init__(self, incoming: Incoming, unread: frozenset[str], inside: Inside, warnings: Warnings) -> None:
+    def __init__(self, incoming: Incoming, unread: frozenset[str], inside: Around, warnings: Warnings) -> None:
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
