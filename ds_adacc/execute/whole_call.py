@@ -14,7 +14,7 @@ from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.bound_segment import Updates
 from ds_adacc.execute.second_forward import SecondForward
 from ds_adacc.program.geometry import Geometry, span
-from ds_adacc.program.replay import modified, updated
+from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.slots import Holder, ParameterSlot, Slot
 
 Around = Callable[[], AbstractContextManager[None]]
@@ -46,11 +46,7 @@ class WholeCall:
         @contextmanager
         def in_backward() -> Iterator[None]:
             alive.note_backward()
-            if parameters and updates.count != began_after:  # Rule E7
-                raise updated(parameters[0])
-            for parameter, version in zip(parameters, versions, strict=True):
-                if parameter._version != version:
-                    raise modified("a parameter", parameter, version)
+            check_parameters(parameters, versions, updates.count != began_after)
             with around():
                 yield
 
@@ -76,7 +72,7 @@ class WholeCall:
         """It keeps nothing until its forward has ended."""
 
     def close(self) -> None:
-        """Let go of the holders and the parameters at the end of the forward (Rule E5)."""
+        """Let go of everything at the end of the forward (Rule E5)."""
         self.holders, self._parameters, self._second = {}, {}, None
 
 

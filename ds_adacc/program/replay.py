@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -77,6 +77,18 @@ def modified(what: str, tensor: torch.Tensor, expected: int) -> RuntimeError:
         f"{what} of shape {tuple(tensor.shape)}, needed for gradient computation, has been modified by an in-place "
         f"operation: it is at version {tensor._version}, expected {expected}"
     )
+
+
+def check_parameters(parameters: Iterable[torch.Tensor], versions: Sequence[int], are_updated: bool) -> None:
+    """Raises RuntimeError if a parameter is not as it was in forward (Rule E7).
+
+    `versions`: of each, that of forward. `are_updated`: the optimizer has made a step since.
+    """
+    for parameter, version in zip(parameters, versions, strict=True):
+        if parameter._version != version:
+            raise modified("a parameter", parameter, version)
+        if are_updated:
+            raise updated(parameter)
 
 
 def updated(parameter: torch.Tensor) -> RuntimeError:

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.execute.bound_segment import BoundSegment
 from ds_adacc.program.dispatch_modes import under
-from ds_adacc.program.replay import modified, replay, updated
+from ds_adacc.program.replay import check_parameters, replay
 from ds_adacc.program.slots import Holder, Retained
 
 _ONCE = (1,)  # the uses of an operator's only output
@@ -108,11 +108,7 @@ class Replay:
 
     def check_parameters(self) -> None:
         """Rule E7."""
-        for parameter, version in zip(self.parameters.values(), self.versions, strict=True):
-            if parameter._version != version:
-                raise modified("a parameter", parameter, version)
-            if self._updates != self.segment.updates.count:
-                raise updated(parameter)
+        check_parameters(self.parameters.values(), self.versions, self._updates != self.segment.updates.count)
 
 
 class _Run:
