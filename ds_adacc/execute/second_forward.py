@@ -76,9 +76,10 @@ class SecondForward:
 
 
 class SecondForwardSlot:
-    """A saved tensor that a second forward makes. The slot gives it up when backward has got it, unless it `keeps` it.
+    """A saved tensor that a second forward makes.
 
-    The first time it does not. If backward asks again, one more forward makes the tensors, and all slots keep them.
+    The slot lets go of the tensor as soon as backward has got it. If backward asks again, the forward runs once more.
+    From then on all slots of the call keep their tensors.
     """
 
     __slots__ = ("__weakref__", "_forward", "_inner", "_keeps")
@@ -124,9 +125,9 @@ class _Passed:
 
     def unpack(self) -> torch.Tensor:
         raise RuntimeError(
-            "a backward has come to the second forward of a block, which only makes what the first one has not kept. "
-            "What a block leaves in a list or another object is that of the second forward after backward: use it "
-            "before backward, or call the block without a checkpoint"
+            "a backward has come to the second forward of a block, which has no graph. Your program calls backward on "
+            "a tensor that the block has left in a list or another object, and the block's second forward has replaced "
+            "it. Use that tensor before the block's backward, or return it from the block"
         )
 
 

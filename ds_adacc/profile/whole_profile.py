@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
 from ds_adacc.program.recording import Recording
 
-_WORTH = 8  # it is recomputed as a whole if replays of its operators leave an eighth of what it saves
+_WORTH = 8  # it is recomputed as a whole if replays of its operators leave more than an eighth of what it saves
 
 
 @dataclass(frozen=True)

@@ -62,9 +62,12 @@ def rewritten(before: Guards, after: Guards) -> set[str]:
 
     What has only come is none of it, such as a cache that was filled, or a tensor in a new attribute of a module.
     """
+    if before is after:
+        return set()
     nothing = (None, mark_of_number(None))
-    both = (name for name in before.keys() & after.keys() if before[name] not in nothing)
-    return {name for name in both if _without_attributes(before[name]) != _without_attributes(after[name])}
+    changed = [name for name in differing(before, after) if name in before and name in after]
+    there = (name for name in changed if before[name] not in nothing)
+    return {name for name in there if _without_attributes(before[name]) != _without_attributes(after[name])}
 
 
 def _without_attributes(mark: Hashable) -> Hashable:

@@ -40,7 +40,8 @@ def as_whole(recording: Recording, class_name: str) -> Recording:
     """The recorded block as one operator, which makes one value: all that it makes and backward needs.
 
     Data decide how many bytes those are. So the program has none of them, as ranks must agree on it: only the profile
-    has. Nor does it have what runs once data were read.
+    has. Nor does it have what runs once data were read. `buffers` stay those that the operators have read: a second
+    forward must find the same tensors there.
     """
     inputs = tuple(replace(value, index=index) for index, value in enumerate(recording.inputs))
     made = RecordedValue(
@@ -63,7 +64,6 @@ def as_whole(recording: Recording, class_name: str) -> Recording:
         values=(*inputs, made),
         ops=(op,),
         positions=(*(Position(ref, 0, False) for ref in read), Position(ValueRef(made.index, made.geometry), 1, False)),
-        buffers=(),
         remarks=(remark,),
     )
 

@@ -1,4 +1,4 @@
-"""Which calls of blocks the program would have run under plain checkpointing, without ds_adacc (Rule T7)."""
+"""Whether the program has asked for checkpointing of a block that ds_adacc has found (Rule T7)."""
 
 from __future__ import annotations
 

@@ -69,8 +69,10 @@ class Learner:
         self._warnings.recorded_again(block, block.changing_numbers(signature))
         if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
             self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
-        beginning, run = Beginning(incoming.call) if signature.is_asked else None, incoming.call.run
-        arguments = flatten((run.args, run.keywords), [], []) if signature.is_asked else None
+        beginning, arguments, run = None, None, incoming.call.run
+        if signature.is_asked:
+            # The signature has the arguments without those of a `functools.partial` that is called.
+            beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
@@ -81,7 +83,7 @@ class Learner:
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
         recording, costs = as_decided(
-            Called(incoming, guards, beginning, arguments, captured.watch), recording, controller.agreement.inputs
+            Called(incoming, guards, beginning, arguments, captured), recording, controller.agreement.inputs
         )
         captured.recording = recording
         block.places.update(captured.watch.reads.places)

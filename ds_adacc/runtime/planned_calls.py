@@ -213,7 +213,7 @@ class PlannedCalls:
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
-        around = SecondForwards(incoming, variant.unread, self._inside, self._warnings).around
+        around = SecondForwards(incoming, variant, self._inside, self._warnings).around
         if recorded is None:
             return _Second(Beginning(incoming.call), around)
         return _Second(recorded, functools.partial(self._timed, variant.digest, around))

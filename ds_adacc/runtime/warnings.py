@@ -97,7 +97,7 @@ class Warnings:
         )
 
     def ran_twice(self, block: Block) -> None:
-        """A second forward of the block has changed something that its recorded call has not."""
+        """A second forward of the block has changed something a second time."""
         self._tell(
             block,
             "block %s: backward has run its forward a second time, and that has changed %s, as the first forward had. "

@@ -19,9 +19,9 @@ from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.as_whole import as_whole, why_not_again
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.record.capture import Capture
 from ds_adacc.runtime.incoming import Incoming
 
 _DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
@@ -32,16 +32,17 @@ _ADVICE = (
 
 
 class Called(NamedTuple):
-    """A call that has just run. `guards`: the marks of all that it depends on; `watch`: what it was seen to read.
+    """A call that has just run. `guards`: the marks of all that it depends on.
 
-    `beginning`, and `arguments` as `flatten` returned them: before the call; None if the program has not asked.
+    `beginning`, `arguments`: its beginning, and what `flatten` returned for its arguments. Both were taken before it
+    ran, and are None if the program has not asked.
     """
 
     incoming: Incoming
     guards: Guards
     beginning: Beginning | None
     arguments: Hashable
-    watch: Watch
+    captured: Capture
 
 
 def as_decided(called: Called, recording: Recording, placement: InputPlacement) -> tuple[Recording, WholeCosts | None]:
@@ -65,7 +66,7 @@ def as_decided(called: Called, recording: Recording, placement: InputPlacement) 
 
 def _why_not_now(called: Called, recording: Recording, placement: InputPlacement) -> str | None:
     """Why the forward of the call must not run a second time, as far as the call itself tells."""
-    incoming, watch, beginning = called.incoming, called.watch, called.beginning
+    incoming, watch, beginning = called.incoming, called.captured.watch, called.beginning
     if placement != InputPlacement():
         return "its inputs are to be partitioned or held on the host"
     if _gathers(incoming.call):
@@ -77,8 +78,8 @@ def _why_not_now(called: Called, recording: Recording, placement: InputPlacement
         return f"it depends on {unwatched}, which cannot be watched"
     if beginning is not None and not all(map(beginning.knows, recording.generators)):
         return "it draws from a random generator that neither its modules nor its arguments have"
-    changed = incoming.block.effects or (None if beginning is None else _changed(called))
-    return None if changed is None else f"its forward changes {changed}"
+    changed = incoming.block.effects or (None if beginning is None else _changed(called, recording))
+    return None if changed is None else f"its forward changes {changed}: keep that outside of the block"
 
 
 def _gathers(call: BlockCall) -> bool:
@@ -90,17 +91,22 @@ def _gathers(call: BlockCall) -> bool:
     return any(module is None or getattr(each, "ds_z3_leaf_module", None) is not module for each in partitioned)
 
 
-def _changed(called: Called) -> str | None:
+def _changed(called: Called, recording: Recording) -> str | None:
     """What the call has changed of that on which later calls depend; None: nothing that is guarded."""
+    for value in recording.values:
+        if value.origin == "buffer":
+            now, read = recording.buffer(value), called.captured.tensors[value.index]
+            if now is None or now.data_ptr() != read.data_ptr():
+                return f"which tensor {value.label or value.name} is"
     block, call = called.incoming.block, called.incoming.call
     if flatten((call.run.args, call.run.keywords), [], []) != called.arguments:
         return "an argument"
     try:
-        places = {**block.places, **called.watch.reads.places}
+        places = {**block.places, **called.captured.watch.reads.places}
         reading, _ = call.closure.read(marks_of(places), block.last_reading)
     except UnreadableModule:
         return "a module that it holds"
-    # What has only come is taken to be the same after a second forward, such as a cache that is filled once.
+    # A second forward is taken to make the same of what has only come, such as a cache that is filled once.
     changed = rewritten(called.guards, reading.marks)
     return in_short(changed) if changed else None
 

@@ -212,6 +212,23 @@ def test_a_buffer_or_a_parameter_that_was_written_to_is_an_error():
             y.sum().backward()
 
 
+def test_another_buffer_in_its_place_is_an_error():
+    class Scaled(Experts):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x):
+            return self.routed(x * self.scale)
+
+    configured()
+    (block,) = layers(Scaled, 1)
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+    block.scale = torch.full((), 2.0)
+    with pytest.raises(RuntimeError, match="But its tensor scale is another one than when the first began"):
+        y.sum().backward()
+
+
 def test_a_forward_that_counts_only_later_is_left_alone_from_then_on(caplog):
     class CountingLater(Experts):
         def forward(self, x):
@@ -434,6 +451,18 @@ class Writing(Experts):
         return y
 
 
+class Averaging(Experts):
+    """Puts a new tensor in the place of one that it reads, at each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().abs().mean()
+        return self.routed(x / self.mean)
+
+
 class CountingCalls(Experts):
     def forward(self, x):
         self.forwards += 1
@@ -476,6 +505,7 @@ class OfZeRO3(Experts):
     [
         (Normed, "it updates or reads running statistics"),
         (Writing, "it writes to a tensor that it has not made (total buffer)"),
+        (Averaging, "its forward changes which tensor mean buffer is"),
         (CountingCalls, "its forward changes block.forwards"),
         (Differentiating, "it runs a backward in its forward"),
         (Unwatched, "which cannot be watched"),
