@@ -17,6 +17,7 @@ from torch import nn
 
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.asked import ORIGINAL
+from ds_adacc.runtime.wrap import call_asked
 
 _ENABLING = (
     "gradient_checkpointing_enable",
@@ -47,7 +48,7 @@ def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
         for method in _ENABLING:
             if hasattr(vars(module).get(method), ORIGINAL):
                 delattr(module, method)
-        if getattr(module, "_gradient_checkpointing_func", None) is _plainly:
+        if getattr(module, "_gradient_checkpointing_func", None) is call_asked:
             module._gradient_checkpointing_func = vars(module).pop(ORIGINAL)
 
 
@@ -79,13 +80,13 @@ def replace_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) ->
     ]
     for module in taken:
         setattr(module, ORIGINAL, module._gradient_checkpointing_func)
-        module._gradient_checkpointing_func = _plainly
+        module._gradient_checkpointing_func = call_asked
     return bool(taken)
 
 
 def _is_enabled(module: nn.Module) -> bool:
-    own = getattr(module, "_gradient_checkpointing_func", _plainly)
-    return own is not _plainly and bool(getattr(module, "gradient_checkpointing", False))
+    own = getattr(module, "_gradient_checkpointing_func", call_asked)
+    return own is not call_asked and bool(getattr(module, "gradient_checkpointing", False))
 
 
 def _touch(name: str, block: str) -> bool:
@@ -94,7 +95,3 @@ def _touch(name: str, block: str) -> bool:
 
 def _holds(outer: str, inner: str) -> bool:
     return outer == "" or inner.startswith(f"{outer}.")
-
-
-def _plainly(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return layer(*args, **kwargs)

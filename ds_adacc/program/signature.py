@@ -70,15 +70,19 @@ def surroundings() -> str | None:
 
     Hooks of the caller's are to see what they see without ds_adacc, and torch calls the innermost hooks only.
     """
-    autograd: Any = torch._C._autograd
-    if autograd._top_saved_tensors_default_hooks(True) is not None:
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # pyrefly: ignore [missing-attribute]
         return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
     if torch._C._current_graph_task_id() != -1:
         return (
             "it is called within a backward, as by cached losses (GradCache), or by torch.utils.checkpoint with "
-            "use_reentrant=True. If this is so in every step, ds_adacc saves no memory: disable it "
-            '("adacc": {"enabled": false}), and turn gradient checkpointing on'
+            "use_reentrant=True"
         )
+    return why_unhooked()
+
+
+def why_unhooked() -> str | None:
+    """Why nothing can decide what is held for the backward of a call that begins now; None if something can."""
+    autograd: Any = torch._C._autograd
     if torch._C._functorch.maybe_current_level() is not None:
         return "it is called within a transform of torch.func"
     if not autograd._saved_tensors_hooks_is_enabled():

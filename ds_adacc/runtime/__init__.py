@@ -5,7 +5,8 @@ Plans are made and changed between two steps.
 
 * `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
   told;
-* `planned_calls`: runs any other call under its policy, with hooks if it has to;
+* `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
+  plan decides on;
 * `given_inputs`: which inputs several calls of one forward hold;
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
@@ -28,7 +29,8 @@ Rules of this room, cited by their letter and number where they are obeyed:
 
 T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
     would wait for a collective that the other ranks never start.
-T2. A block that cannot be recorded runs under plain autograd. One warning names the block and the reason.
+T2. A block that cannot be recorded runs under plain autograd, or under `torch.utils.checkpoint` where the program has
+    asked for checkpointing of the call. One warning names the block and the reason.
 T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
 T4. If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.

@@ -1,15 +1,35 @@
-"""Whether the program has asked for checkpointing of a block that ds_adacc has found (Rule T7)."""
+"""Whether the program has asked for checkpointing of a call of a block that ds_adacc has found (Rule T7)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
 ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute of a layer that keeps what ds_adacc has replaced
 
 
-def is_asked(module: nn.Module) -> bool:
-    """Whether gradient checkpointing of transformers is enabled for just this layer, and ds_adacc does it.
+class Asked:
+    """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched."""
 
-    A layer of transformers checks the same two flags itself before each call (`GradientCheckpointingLayer`).
-    """
-    return ORIGINAL in vars(module) and module.training and bool(getattr(module, "gradient_checkpointing", False))
+    def __init__(self) -> None:
+        self._modules: list[nn.Module] = []
+
+    @contextmanager
+    def during(self, module: nn.Module) -> Iterator[None]:
+        """The checkpoint function has been given this module, and calls it."""
+        self._modules.append(module)
+        try:
+            yield
+        finally:
+            self._modules.remove(module)
+
+    def include(self, module: nn.Module) -> bool:
+        """Whether the program has asked for checkpointing of the call of the module that begins now.
+
+        A layer of transformers asks by two flags, which it checks itself in each call (`GradientCheckpointingLayer`).
+        """
+        if any(each is module for each in self._modules):
+            return True
+        return ORIGINAL in vars(module) and module.training and bool(getattr(module, "gradient_checkpointing", False))

@@ -25,6 +25,7 @@ from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside
 from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.runtime.whole_blocks import Called, as_decided
@@ -54,11 +55,19 @@ class Learned(NamedTuple):
 class Learner:
     """Records the calls of blocks for a runtime, and learns from them."""
 
-    def __init__(self, controller: StepController, profiler: Profiler, codecs: CodecMaker, warnings: Warnings) -> None:
+    def __init__(
+        self,
+        controller: StepController,
+        profiler: Profiler,
+        codecs: CodecMaker,
+        warnings: Warnings,
+        plain: PlainCalls,
+    ) -> None:
         self._controller = controller
         self._profiler = profiler
         self._codecs = codecs
         self._warnings = warnings
+        self._plain = plain
         # By the identity of a function's code, what was read where a result was computed which the function may keep.
         self._computed: dict[int, tuple[CodeType, dict[str, Place]]] = {}
 
@@ -78,7 +87,7 @@ class Learner:
         guards = {**captured.watch.reads.marks, **incoming.guards}
         if captured.recording is None:
             block.places.update(captured.watch.reads.places)
-            self._warnings.fallen_back(block, captured.reason)
+            self._plain.warn(block, captured.reason, signature.is_asked)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)

@@ -24,6 +24,7 @@ from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
+from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.second_forwards import SecondForwards
 from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import StepController
@@ -43,7 +44,13 @@ class PlannedCalls:
     """Runs calls under their variants' policies."""
 
     def __init__(
-        self, controller: StepController, binder: Binder, codecs: CodecMaker, warnings: Warnings, inside: Around
+        self,
+        controller: StepController,
+        binder: Binder,
+        codecs: CodecMaker,
+        warnings: Warnings,
+        plain: PlainCalls,
+        inside: Around,
     ) -> None:
         """`inside`: what second forwards run in."""
         self._controller = controller
@@ -51,13 +58,14 @@ class PlannedCalls:
         self._binder = binder
         self._codecs = codecs
         self._warnings = warnings
+        self._plain = plain
         self._seen = SeenPrograms(controller)
 
     def run(self, incoming: Incoming, variant: Variant) -> Any:
         """Run the call, and pack what its forward saves."""
         if not variant.is_recorded:
             self._binder.pass_over()
-            return incoming.call.run()
+            return self._plain.run(incoming.call.run, incoming.signature.is_asked)
         block, bound = incoming.block, variant.bound
         if bound.prefetcher is None:
             self._binder.pass_over()
@@ -67,12 +75,12 @@ class PlannedCalls:
         reason = not_followed_now(bound.recording) if is_followed else None
         if reason is not None:
             self._controller.agreement.inputs.refuse_alone(block.name, reason)
-            self._warnings.fallen_back(block, reason)
+            self._plain.warn(block, reason, incoming.signature.is_asked)
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
             alive = step.current_pass.begin_call(variant.digest)
-            output = incoming.call.run()
+            output = self._plain.run(incoming.call.run, reason is not None and incoming.signature.is_asked)
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()

@@ -34,17 +34,19 @@ from ds_adacc.program.signature import (
     why_unrecordable,
 )
 from ds_adacc.program.symbolic_program import Example
-from ds_adacc.python_state.closure import Closure, closure_of, with_modules
+from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
-from ds_adacc.python_state.reading import Reading, UnreadableModule
+from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
+from ds_adacc.runtime.asked import Asked
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learner
+from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.saved_state import State
 from ds_adacc.runtime.step_controller import StepController
@@ -84,10 +86,12 @@ class Runtime:
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
         self.warnings = Warnings()
+        self.asked = Asked()
         # Not a method of this object: it would then be kept alive until Python's collector comes.
         inside = functools.partial(_inside, self._threads)
-        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, inside)
-        self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings)
+        self._plain = PlainCalls(self.warnings, inside)
+        self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, self._plain, inside)
+        self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings, self._plain)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
                 'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '
@@ -109,7 +113,7 @@ class Runtime:
     @property
     def is_inside(self) -> bool:
         """Whether this thread runs a block now."""
-        return self._threads[:1] == [threading.get_ident()]
+        return threading.get_ident() in self._threads
 
     def checkpoint(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)`. The tensors that its backward needs are held as the plan says."""
@@ -129,8 +133,12 @@ class Runtime:
 
         `is_asked`: as of `Signature`.
         """
-        if self._is_left_alone(block):
-            return function(*args, **kwargs)
+        run = functools.partial(function, *args, **kwargs)
+        if self._holds_nothing(block):
+            return run()
+        reason = self._why_unplanned(block)
+        if reason is not None:
+            return self._plain.fall_back(block, reason, run, is_asked)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
         # What the call is given: `tensors` in its arguments and in what the function reaches, `inner` ones in objects
@@ -140,16 +148,15 @@ class Runtime:
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
-            self.warnings.fallen_back(block, reason)
-            return function(*args, **kwargs)
+            return self._plain.fall_back(block, reason, run, is_asked)
         self.calls += 1
         if not (block.begins_gradient or _require_gradient(chain(tensors, inner, closure.parameters))):
-            output = function(*args, **kwargs)
+            output = run()
             block.begins_gradient = _require_gradient(tensors_in(output))
             if not block.begins_gradient:
                 self.warnings.holds_nothing(block)
             return output
-        call = BlockCall(tensors, inner, closure, functools.partial(function, *args, **kwargs))
+        call = BlockCall(tensors, inner, closure, run)
         thread = threading.get_ident()
         # Python raises KeyboardInterrupt where a function in C returns. So what `append` has done is undone even then.
         try:
@@ -158,17 +165,17 @@ class Runtime:
                 return self._run_alone(block, key, getattr(owner, "training", None), call, is_asked)
         finally:
             self._threads.remove(thread)
-        self._fall_back_to_other_thread(block)
-        return call.run()
+        return self._plain.fall_back(block, self._other_thread_runs(block), run, is_asked)
 
     def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool) -> Any:
         """Run a call while no other thread runs a block. `key`: as of `flatten`; the rest: as of `Signature`."""
         try:
             self.controller.begin_call()
-            read = self._read(block, call.closure)
-            if read is None:
-                return call.run()
-            reading, held = read
+            try:
+                reading, held = call.closure.read(marks_of(block.places), block.last_reading)
+            except UnreadableModule as reason:
+                return self._plain.fall_back(block, str(reason), call.run, is_asked)
+            block.last_reading = reading
             shared = aliases(call.inputs, [*call.inner, *held])
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, is_asked)
@@ -177,40 +184,31 @@ class Runtime:
             self.controller.step.drop_pass()
             raise
 
-    def _read(self, block: Block, closure: Closure) -> tuple[Reading, list[torch.Tensor]] | None:
-        """Read what the block holds, which is its `last_reading` then, and the tensors in it. None if it cannot be."""
-        try:
-            read = closure.read(marks_of(block.places), block.last_reading)
-        except UnreadableModule as reason:
-            self.warnings.fallen_back(block, str(reason))
-            return None
-        block.last_reading = read[0]
-        return read
-
-    def _is_left_alone(self, block: Block) -> bool:
-        """Whether the call of the block that begins now runs as if there were no ds_adacc.
+    def _holds_nothing(self, block: Block) -> bool:
+        """Whether the call of the block that begins now holds nothing of its own for a backward.
 
         A call inside a block is part of that block, and without gradients nothing is held (Rule T3).
         """
-        a_block_runs = bool(self._threads)
-        if a_block_runs or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            if a_block_runs and not self.is_inside:
-                self._fall_back_to_other_thread(block)
-            if not (self.recordings or a_block_runs or torch.compiler.is_compiling()):
-                refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
+        if self.is_inside or torch.compiler.is_compiling():
             return True
-        reason = surroundings()
-        if reason is None:
+        if torch.is_grad_enabled():
             return False
-        if not self.recordings:
-            refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-        self.warnings.fallen_back(block, reason)
+        if not (self.recordings or self._threads):
+            refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
         return True
 
-    def _fall_back_to_other_thread(self, block: Block) -> None:
-        if torch.is_grad_enabled():  # else the call holds nothing that other ranks share
-            self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
-        self.warnings.fallen_back(block, _OTHER_THREAD)
+    def _why_unplanned(self, block: Block) -> str | None:
+        """Why no plan can decide on the call of the block that begins now; None if one can."""
+        if self._threads:
+            return self._other_thread_runs(block)
+        reason = surroundings()
+        if reason is not None and not self.recordings:
+            refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
+        return reason
+
+    def _other_thread_runs(self, block: Block) -> str:
+        self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
+        return _OTHER_THREAD
 
     def _record_or_run(self, incoming: Incoming) -> Any:
         incoming.block.calls_since_change += 1
@@ -221,8 +219,7 @@ class Runtime:
                 return self._record(incoming)
             if variant is None:
                 self.agreement.inputs.refuse_alone(incoming.block.name, Watch.refusal())
-                self.warnings.fallen_back(incoming.block, reason)
-                return incoming.call.run()
+                return self._plain.fall_back(incoming.block, reason, incoming.call.run, incoming.signature.is_asked)
         return self._planned.run(incoming, variant)
 
     def _predict(self, incoming: Incoming) -> Variant | None:

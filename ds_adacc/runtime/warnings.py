@@ -23,10 +23,13 @@ class Warnings:
         self._told: set[tuple[str, str, str]] = set()
         self._log = get_logger()
 
-    def fallen_back(self, block: Block, reason: str) -> None:
-        """A call ran as if there were no ds_adacc (Rule T2)."""
+    def fallen_back(self, block: Block, reason: str, is_checkpointed: bool, advice: str = "") -> None:
+        """A call runs as if there were no ds_adacc (Rule T2). `is_checkpointed`: by torch, as the program has asked."""
         self.has_fallen_back = True
-        self._tell(block, "block %s runs without ds_adacc, under plain autograd: %s", reason, once_for=reason)
+        text = "block %s runs without ds_adacc, under plain autograd: %s%s"
+        if is_checkpointed:
+            text = "block %s runs under torch.utils.checkpoint in place of ds_adacc, as you ask for checkpointing: %s%s"
+        self._tell(block, text, reason, advice, once_for=reason)
 
     def of_no_engine(self, name: str) -> None:
         """A function was checkpointed while several engines run, and it uses the modules of none."""

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ds_adacc.program.module_class import class_name
-from ds_adacc.runtime.asked import is_asked
 from ds_adacc.runtime.compiled_blocks import is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
@@ -55,6 +54,23 @@ def runs(runtime: Runtime, module: nn.Module) -> bool:
     return any(vars(module)[attribute].runtime is runtime for attribute in _wrapped(module))
 
 
+def call_asked(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call the layer, which the program has given to its checkpoint function.
+
+    `layer` is a module, a method of one, or a `functools.partial` of these. Any other function is only called: which of
+    the blocks that it may run are to be checkpointed is not known.
+    """
+    module = layer
+    while isinstance(module, functools.partial):
+        module = module.func
+    module = getattr(module, "__self__", module)
+    attributes = _wrapped(module) if isinstance(module, nn.Module) and not torch.compiler.is_compiling() else []
+    if not attributes:
+        return layer(*args, **kwargs)
+    with vars(module)[attributes[0]].runtime.asked.during(module):
+        return layer(*args, **kwargs)
+
+
 def _wrapped(module: nn.Module) -> list[str]:
     """The attributes of the module that `wrap_blocks` has set."""
     attributes = ("forward", "_compiled_call_impl")
@@ -94,7 +110,7 @@ def _run(
     kwargs: Any,
 ) -> Any:
     block = runtime.blocks.of_module(module, name)
-    return runtime.run(block, module, bound_to(module), args, kwargs, is_asked(module))
+    return runtime.run(block, module, bound_to(module), args, kwargs, runtime.asked.include(module))
 
 
 def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:

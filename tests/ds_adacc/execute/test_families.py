@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from experts import WIDTH, Experts
 from storages import Storages
 from torch import nn
 
@@ -125,9 +126,9 @@ def test_gradient_checkpointing_asks_for_a_second_forward_of_layers_that_read_da
 class AsInDiffusers(nn.Module):
     """The model, not the layer, has the function; and the method that enables it has another name."""
 
-    def __init__(self):
+    def __init__(self, kind=zoo.GPTBlock):
         super().__init__()
-        self.layers = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
+        self.layers = nn.ModuleList(kind() for _ in range(2))
         self.gradient_checkpointing, self._gradient_checkpointing_func = False, None
 
     def enable_gradient_checkpointing(self):
@@ -147,6 +148,19 @@ def test_gradient_checkpointing_of_diffusers_is_taken_over_whenever_it_is_enable
         model.enable_gradient_checkpointing()
         model(torch.randn(2, 3, zoo.WIDTH))
     assert len([r for r in caplog.records if "gradient checkpointing is turned off" in r.getMessage()]) == 1
+
+
+def test_a_function_of_the_models_asks_for_the_layers_that_it_is_given(no_warnings):
+    """Code from the Hub calls its layers so, mixtures of experts among them."""
+    torch.manual_seed(0)
+    model, x = AsInDiffusers(Experts), (torch.randn(48, WIDTH, requires_grad=True),)
+    plain = [zoo.gradients(model, x, {}, seed=seed) for seed in range(3)]
+    adacc, blocks = served(model)
+    take_over_gradient_checkpointing(model, blocks)
+    model.enable_gradient_checkpointing()
+    for seed in range(3):
+        zoo.assert_same_bits(plain[seed], zoo.gradients(model, x, {}, seed=seed))
+    assert [variant.recording.is_whole for _, variant in adacc.runtime.blocks.variants()] == [True, True]
 
 
 def test_modules_apart_from_the_blocks_keep_their_checkpointing():

@@ -1,0 +1,236 @@
+"""Calls that no plan decides on: plain, or checkpointed by torch where the program asks for that, to the bit."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+import zoo
+from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+from experts import configured
+from torch import nn
+
+from ds_adacc import checkpointing
+from ds_adacc.checkpointing import checkpoint
+from ds_adacc.engine.gradient_checkpointing import take_over_gradient_checkpointing
+from ds_adacc.runtime.wrap import wrap_blocks
+
+BY_TORCH = "runs under torch.utils.checkpoint in place of ds_adacc, as you ask for checkpointing: "
+PLAINLY = "runs without ds_adacc, under plain autograd: "
+CALLS = 3
+
+
+@pytest.fixture(autouse=True)
+def runtime():
+    yield configured()
+    checkpointing.use(None)
+
+
+class Scripted(nn.Module):
+    """A block that cannot be recorded, with dropout. `forwards`: how often its forward has run."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.GELU()), nn.Dropout(0.3), nn.Linear(8, 8))
+        self._counter = itertools.count()  # a number would be watched, and is another at each call
+        self.layers[0].register_forward_hook(self.count)
+
+    def count(self, *_):
+        next(self._counter)
+
+    @property
+    def forwards(self):
+        return int(repr(self._counter).removeprefix("count(").removesuffix(")"))
+
+    def forward(self, x, scale=1.0):
+        return self.layers(x) * scale
+
+
+def compare(block, ours, calls=CALLS):
+    """Gradients of our calls have the bits of plain ones. Returns how often the forward ran in each."""
+    args, ran = (torch.randn(2, 3, 8, requires_grad=True),), []
+    for seed in range(calls):
+        expected = zoo.gradients(block, args, {}, seed=seed)
+        before = block.forwards
+        zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, ours, seed=seed))
+        ran.append(block.forwards - before)
+    return ran
+
+
+def test_a_call_that_cannot_be_recorded_is_checkpointed_by_torch_if_the_program_asks(caplog):
+    block = Scripted()
+    assert compare(block, lambda x: checkpoint(block, x, scale=1.0)) == [2] * CALLS
+    assert caplog.text.count(BY_TORCH + "it has a module of TorchScript") == 1
+    assert PLAINLY not in caplog.text
+
+
+def test_who_has_not_asked_is_told_how_to(runtime, caplog):
+    block = Scripted()
+    assert compare(block, lambda x: runtime.checkpoint(block, x)) == [1] * CALLS
+    assert caplog.text.count(PLAINLY + "it has a module of TorchScript") == 1
+    assert "To save memory there, call it by ds_adacc.checkpointing.checkpoint" in caplog.text
+
+
+def test_a_block_of_which_a_recording_tells_too_little_is_checkpointed_from_its_second_call_on(caplog):
+    class Quantizing(Scripted):
+        def __init__(self):
+            super().__init__()
+            self.layers[1] = nn.GELU()
+
+        def forward(self, x):
+            return self.layers(x) + torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8).dequantize()
+
+    block = Quantizing()
+    assert compare(block, lambda x: checkpoint(block, x)) == [1, *[2] * (CALLS - 1)]
+    assert caplog.text.count(BY_TORCH + "it handles a quantized tensor") == 1
+
+
+def test_it_draws_the_same_by_deepspeeds_tracker_too(caplog):
+    class Forked(Scripted):
+        def forward(self, x):
+            with checkpointing.get_cuda_rng_tracker().fork("ours"):
+                x = nn.functional.dropout(x, 0.5)
+            return self.layers(x)
+
+    tracker, block, args = deepspeeds.get_cuda_rng_tracker(), Forked(), (torch.randn(2, 3, 8, requires_grad=True),)
+    own = tracker.get_states(), deepspeeds.get_accelerator
+    tracker.reset()
+    try:
+        tracker.states_["ours"] = torch.Generator().manual_seed(5).get_state()
+        before = tracker.get_states()
+        expected = zoo.gradients(block, args, {})
+        after = tracker.get_states()["ours"].clone()
+        tracker.set_states(before)
+        zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, lambda x: checkpoint(block, x)))
+        assert block.forwards == 3 and torch.equal(tracker.get_states()["ours"], after)
+    finally:
+        tracker.set_states(own[0])
+
+
+def test_blocks_within_it_are_left_to_the_checkpoint(runtime, caplog):
+    block, inner = Scripted(), zoo.GPTBlock()
+    block.layers.append(nn.Linear(8, zoo.WIDTH))
+    block.layers.append(inner)
+    wrap_blocks({"inner": inner}, runtime)
+    args = (torch.randn(2, 3, 8, requires_grad=True),)
+    with torch.random.fork_rng():
+        ours = zoo.gradients(block, args, {}, lambda x: checkpoint(block, x))
+    assert block.forwards == 2 and runtime.recordings == 0
+    plain = Scripted()
+    plain.load_state_dict(block.state_dict(), strict=False)
+    plain.layers.append(block.layers[-2])
+    plain.layers.append(zoo.GPTBlock())
+    plain.layers[-1].load_state_dict(inner.state_dict())
+    zoo.assert_same_bits(ours, zoo.gradients(plain, args, {}))
+
+
+def test_a_cached_loss_is_checkpointed_within_its_backward(caplog):
+    """GradCache: a hook on the embeddings runs the forward again, within the backward."""
+    block = Scripted()
+    block.layers[1] = nn.GELU()
+    x = torch.randn(2, 3, 8)
+
+    def gradients(run):
+        block.zero_grad()
+        before = block.forwards
+        with torch.no_grad():
+            embeddings = run(block, x).requires_grad_()
+
+        def run_again(gradient):
+            torch.manual_seed(7)
+            with torch.enable_grad():
+                again = run(block, x)
+            again.backward(gradient)
+
+        embeddings.register_hook(run_again)
+        zoo.loss_of(embeddings).backward()
+        return [parameter.grad.clone() for parameter in block.parameters()], block.forwards - before
+
+    torch.manual_seed(3)
+    expected, plainly = gradients(lambda block, x: block(x))
+    torch.manual_seed(3)
+    ours, asked = gradients(checkpoint)
+    assert all(map(torch.equal, expected, ours))
+    assert (plainly, asked) == (2, 3)
+    assert BY_TORCH + "it is called within a backward, as by cached losses" in caplog.text
+
+
+def test_a_call_beside_one_of_another_thread_is_checkpointed(caplog):
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def waits(x):
+        is_inside.set()
+        may_go.wait()
+        return x.sin()
+
+    other = threading.Thread(target=checkpoint, args=(waits, torch.randn(2, requires_grad=True)))
+    other.start()
+    is_inside.wait()
+    block = Scripted()
+    block.layers[1] = nn.GELU()
+    try:
+        assert compare(block, lambda x: checkpoint(block, x), 1) == [2]
+    finally:
+        may_go.set()
+        other.join()
+    assert BY_TORCH + "another thread runs a block at the same time" in caplog.text
+
+
+def test_where_saved_tensors_can_have_no_hooks_nothing_is_checkpointed(caplog):
+    block = zoo.EagerBlock(dropout=0.0)
+    x = torch.randn(2, 5, zoo.WIDTH)
+
+    def gradient(run):
+        return torch.func.grad(lambda x: zoo.loss_of(run(block, x)))(x)
+
+    assert torch.equal(gradient(lambda block, x: block(x)), gradient(checkpoint))
+    assert PLAINLY + "it is called within a transform of torch.func" in caplog.text
+    assert "To save memory" not in caplog.text
+
+
+def test_without_gradients_the_forward_runs_once():
+    block = Scripted()
+    with torch.no_grad():
+        checkpoint(block, torch.randn(2, 3, 8))
+    assert block.forwards == 1
+
+
+class AsInTransformers(nn.Module):
+    """The model has the function, as in diffusers and in code from the Hub; it may be given a method of the layer."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.layer, self.given = Scripted(), given
+        self.gradient_checkpointing, self._gradient_checkpointing_func = False, None
+
+    @property
+    def forwards(self):
+        return self.layer.forwards
+
+    def enable_gradient_checkpointing(self):
+        self.gradient_checkpointing, self._gradient_checkpointing_func = True, pytest.fail
+
+    def forward(self, x):
+        if self.gradient_checkpointing and self.training:
+            return self._gradient_checkpointing_func(self.given(self.layer), x)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        (lambda layer: layer, True),
+        (lambda layer: layer.__call__, True),
+        (lambda layer: lambda x: layer(x), False),  # which layers such a function runs is not known
+    ],
+    ids=["layer", "method", "function"],
+)
+def test_a_models_checkpoint_function_asks_for_the_layer_that_it_is_given(given, asks, runtime):
+    model = AsInTransformers(given)
+    wrap_blocks({"layer": model.layer}, runtime)
+    take_over_gradient_checkpointing(model, ["layer"])
+    assert compare(model, model) == [1] * CALLS
+    model.enable_gradient_checkpointing()
+    assert compare(model, model) == [2 if asks else 1] * CALLS
+    model.eval()
+    assert compare(model, model) == [1] * CALLS
