@@ -21,6 +21,7 @@ The files, in the order in which a call meets them:
 * `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
   `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.
+* `made_of_numbers`: the tensors that hold no data, as they are made of Python's numbers alone.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
@@ -54,7 +55,8 @@ R6. These operators are never replayed: those that write to what others have rea
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
     tensor on the host to compute with its numbers, once Python has read the seed of a random generator, and once work
-    has been handed to another thread, which may read whatever it likes.
+    has been handed to another thread, which may read whatever it likes. A tensor that was made of Python's numbers
+    alone (`torch.tensor(1.25)`, and the capacity of experts that follows from it) holds no data: it may be read.
 R8. A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
     those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a
     warning. If a block depends on something that cannot be read again at every call, nothing of it is replayed.

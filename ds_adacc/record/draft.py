@@ -34,6 +34,7 @@ from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.known import Known, require_plain
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.made_of_numbers import MadeOfNumbers
 from ds_adacc.record.verify import unsure
 
 _WROTE_UNSEEN = (
@@ -67,6 +68,7 @@ class Draft:
         self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
+        self._of_numbers = MadeOfNumbers()
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
 
@@ -127,6 +129,12 @@ class Draft:
     def _reads_parametrized(self, op: RecordedOp) -> bool:
         return any(type(ref) is ParameterRef and ref.index in self._parametrized for ref in op.sources)
 
+    def are_of_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these tensors were made of numbers alone, so that to read them tells nothing of data (Rule R7)."""
+        found = [self.known.find(tensor) for tensor in tensors]
+        made_by = [self._of_numbers.producer(ref.index) if isinstance(ref, ValueRef) else None for ref in found]
+        return bool(made_by) and all(index is not None and self._ops[index].replayable for index in made_by)
+
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
         if isinstance(tree, torch.Tensor):
@@ -159,6 +167,8 @@ class Draft:
         self._fresh = True
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
+        if not ran.written:
+            self._of_numbers.note(op)
         if op.draw is not None:
             self.draws.add(op.index, op.draw)
         return op

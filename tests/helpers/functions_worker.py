@@ -9,6 +9,7 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.moe.layer import MoE
 from deepspeed.moe.sharded_moe import _AllToAll
 from deepspeed.runtime.sequence_parallel import ulysses_sp
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
@@ -83,6 +84,19 @@ class Experts(Block):
         return _AllToAll.apply(dist.group.WORLD, x)
 
 
+class DroppedTokens(Block):
+    """A mixture of experts of two ranks. Each expert takes as many tokens as its capacity, which Python reads."""
+
+    def __init__(self):
+        super().__init__()
+        expert = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.experts = MoE(WIDTH, expert, num_experts=4, ep_size=2, k=3, min_capacity=2)
+        self.experts.set_deepspeed_parallelism()
+
+    def inner(self, x):
+        return self.experts(x)[0]
+
+
 class VocabularyLoss(Block):
     def inner(self, x):
         start = WIDTH * dist.get_rank()
@@ -108,7 +122,17 @@ def _mean_of_ranks(x: torch.Tensor) -> torch.Tensor:
 _mean_of_ranks.register_autograd(lambda ctx, gradient: gradient)
 
 
-BLOCKS = (Unnamed, ZeroLinear, TiledMlp, TiledCompute, UlyssesAttention, Exchanged, Experts, VocabularyLoss)
+BLOCKS = (
+    Unnamed,
+    ZeroLinear,
+    TiledMlp,
+    TiledCompute,
+    UlyssesAttention,
+    Exchanged,
+    Experts,
+    VocabularyLoss,
+    DroppedTokens,
+)
 
 
 def case(make):

@@ -23,6 +23,7 @@ def ranks(tmp_path_factory):
         ("Exchanged", set(), "dim_zero_all_to_all"),
         ("Experts", set(), "alltoall_base_"),
         ("VocabularyLoss", {"ne", "clamp"}, "allreduce_"),
+        ("DroppedTokens", {"topk", "gelu"}, "alltoall_base_"),
         ("Unnamed", set(), "mean_of_ranks"),
     ],
 )

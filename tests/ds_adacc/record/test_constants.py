@@ -21,6 +21,7 @@ COMPUTED = {
     "compared": lambda x, n: torch.where(x > n, x, n),
     "filled in": lambda x, n: x.masked_fill(x > 0, n),
     "a tensor of it": lambda x, n: x * torch.full_like(x, n),
+    "a tensor of it alone": lambda x, n: x * torch.tensor(n),
     "a rate": lambda x, n: x * (n / 7),
 }
 SHAPING = {
@@ -29,6 +30,7 @@ SHAPING = {
     "a shape": lambda x, n: x.repeat(n, 1, 1).sum(0),
     "a dimension": lambda x, n: x.sum(n - 1),
     "a shift": lambda x, n: x.roll(n, -1),
+    "a length by a tensor": lambda x, n: x[..., : torch.tensor(n) + 1].sum(-1),
     "counted to": lambda x, n: x[..., :1] * torch.arange(n).sum(),
 }
 

@@ -1,0 +1,146 @@
+"""Tensors that are made of Python's numbers alone hold no data: what follows a read of them is recomputed."""
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from experts import EXPERTS, WIDTH
+from recomputing import compare
+from recorded import record
+from torch import nn
+
+from ds_adacc.program.refusals import TAINTED
+
+
+class Capacity(nn.Module):
+    """A gate as in GShard: each expert takes as many tokens as its capacity, which tensors of numbers compute."""
+
+    def __init__(self, factor=1.25):
+        super().__init__()
+        self.factor, self.gate, self.expert = factor, nn.Linear(WIDTH, EXPERTS), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        scores = self.gate(x).softmax(-1)
+        capacity = torch.ceil((len(x) / EXPERTS) * torch.tensor(self.factor)).to(torch.int64)
+        capacity = torch.maximum(capacity, torch.tensor(4).to(torch.int64))
+        chosen = torch.topk(scores, k=min(capacity, torch.tensor(len(x))), dim=0)[1]
+        taken = torch.zeros_like(scores).scatter(0, chosen, 1.0)
+        return x + self.expert((x * (scores * taken).sum(-1, keepdim=True)).tanh()).exp()[: int(capacity) * EXPERTS]
+
+
+def batch(_, step, rows=(16, 12, 20, 8, 16, 14)):
+    return (torch.randn(rows[step], WIDTH, requires_grad=True),)
+
+
+def test_a_capacity_is_no_data_and_all_that_follows_is_recomputed():
+    runtime = compare(Capacity, 6, batch)
+    for _, variant in runtime.blocks.variants():
+        assert variant.recording.data_read_at is None
+        assert [op.short_name for op in variant.recording.ops if not op.replayable] == []
+
+
+def test_a_number_that_changes_between_two_calls_is_noticed():
+    def another(block, step):
+        block.factor = (1.0, 1.5, 1.0, 2.0)[step]
+        return (torch.randn(16, WIDTH, requires_grad=True),)
+
+    compare(Capacity, 4, another)
+
+
+class Reading(nn.Module):
+    """Reads what `number` makes of the input, and goes on."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.layer = number, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.layer(x).tanh() * self.number(x).item()
+
+
+OF_NUMBERS = {
+    "a number": lambda x: torch.tensor(1.5),
+    "a whole number": lambda x: torch.tensor(3),
+    "a size": lambda x: torch.tensor(len(x)),
+    "in bfloat16": lambda x: torch.tensor(0.1, dtype=torch.bfloat16),
+    "not a number": lambda x: torch.tensor(float("nan")),
+    "a truth": lambda x: torch.tensor(True),
+    "of NumPy": lambda x: torch.tensor(np.float32(1.5)),
+    "as_tensor": lambda x: torch.as_tensor(1.5),
+    "new_tensor": lambda x: x.new_tensor(1.5),
+    "a sum": lambda x: torch.arange(len(x)).sum() + torch.ones(3).sum(),
+    "a minimum": lambda x: min(torch.tensor(1.5), torch.tensor(2.0)),
+}
+OF_DATA = {
+    "a mean": lambda x: x.detach().mean(),
+    "a tensor of it": lambda x: torch.tensor(x.detach().mean()),
+    "in a list": lambda x: torch.tensor([x.detach().mean()])[0],
+    "an array's memory": lambda x: torch.from_numpy(np.array(1.5)),
+    "beside a number": lambda x: torch.tensor(1.5) + x.detach()[0, 0],
+    "drawn": lambda x: torch.rand(()) + torch.tensor(1.5),
+    "written to": lambda x: torch.tensor(1.5).add_(x.detach()[0, 0]),
+    "never written to": lambda x: torch.empty(()).fill_(1.0) + torch.empty(()),
+    "of another dimension": lambda x: torch.tensor([1.5])[0],  # a list may hold data, of which nothing tells
+}
+
+
+@pytest.mark.parametrize("number", OF_NUMBERS.values(), ids=OF_NUMBERS)
+def test_reading_what_was_made_of_numbers_tells_nothing_of_data(number):
+    block, x = Reading(number), (torch.randn(4, WIDTH, requires_grad=True),)
+    recording = record(block, x, {})
+    assert recording.data_read_at is None and all(op.replayable for op in recording.ops)
+
+
+@pytest.mark.parametrize("number", OF_DATA.values(), ids=OF_DATA)
+def test_reading_anything_else_does(number):
+    recording = record(Reading(number), (torch.randn(4, WIDTH, requires_grad=True),), {})
+    assert recording.data_read_at is not None and recording.ops[-1].refusal == TAINTED
+
+
+def test_a_number_that_comes_after_a_read_of_data_may_hold_it():
+    def block(x):
+        mean = x.detach().mean().item()
+        return x.sin() * torch.tensor(mean).item()
+
+    recording = record(block, (torch.randn(4, WIDTH, requires_grad=True),), {})
+    assert all(op.refusal == TAINTED for op in recording.ops if op.short_name in ("scalar_tensor", "mul"))
+
+
+def test_a_tensor_of_a_number_that_the_block_keeps_is_read_where_it_is():
+    class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.scale = nn.Linear(WIDTH, WIDTH), None
+
+        def forward(self, x):
+            if self.scale is None:
+                self.scale = torch.tensor(1.5)
+            return self.layer(x).tanh() * self.scale
+
+    def another(block, step):
+        if step == 2:
+            block.scale = torch.tensor(-3.0)
+        if step == 4:
+            block.scale.mul_(2)
+        return (torch.randn(4, WIDTH, requires_grad=True),)
+
+    compare(Keeping, 6, another)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int16, torch.uint8])
+def test_the_number_is_made_again_to_the_bit(dtype):
+    def block(x):
+        return x.sin() * torch.tensor(7, dtype=dtype) + torch.tensor(0.3, dtype=torch.float32)
+
+    x = (torch.randn(4, WIDTH, requires_grad=True),)
+    runtime = compare(lambda: Lambda(block), 2, lambda *_: x)
+    assert all(op.replayable for _, variant in runtime.blocks.variants() for op in variant.recording.ops)
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.layer = function, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return zoo.loss_of(self.function(self.layer(x)))
