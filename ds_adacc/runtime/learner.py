@@ -88,7 +88,7 @@ class Learner:
         if captured.recording is None:
             block.places.update(captured.watch.reads.places)
             self._plain.warn(block, captured.reason, signature.is_asked)
-            block.add(signature, Variant.failed(guards, block.latest(signature)))
+            block.add(signature, Variant.failed(guards, block.latest(signature), signature.is_asked))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
         recording, costs = as_decided(

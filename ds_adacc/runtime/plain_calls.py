@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.whole_call import Around
+from ds_adacc.plan.agreement import Agreement
 from ds_adacc.program.generators import named_states, set_named_states
 from ds_adacc.program.signature import why_unhooked
 from ds_adacc.runtime.warnings import Warnings
@@ -25,8 +26,9 @@ _ADVICE = (
 class PlainCalls:
     """Runs calls as they would run without ds_adacc."""
 
-    def __init__(self, warnings: Warnings, inside: Around) -> None:
+    def __init__(self, agreement: Agreement, warnings: Warnings, inside: Around) -> None:
         """`inside`: what has the blocks inside a block left alone."""
+        self._agreement = agreement
         self._warnings = warnings
         self._inside = inside
 
@@ -34,6 +36,15 @@ class PlainCalls:
         """Run a call of the block that cannot be planned, and warn of the reason. `is_asked`: as of `Signature`."""
         self.warn(block, reason, is_asked)
         return self.run(run, is_asked)
+
+    def run_alone(self, block: Block, reason: str, run: Run) -> Any:
+        """Run a call that other ranks may run as planned, so `torch.utils.checkpoint` must not repeat its collectives.
+
+        Raises RuntimeError as `InputPlacement.refuse_alone` does.
+        """
+        self._agreement.inputs.refuse_alone(block.name, reason)
+        self._warnings.fallen_back(block, reason, is_checkpointed=False)
+        return run()
 
     def warn(self, block: Block, reason: str, is_asked: bool) -> None:
         """Tell the user how such a call runs, and why."""

@@ -73,14 +73,12 @@ class PlannedCalls:
         step = self._controller.step
         is_followed = self._is_to_follow(incoming, variant, bound)
         reason = not_followed_now(bound.recording) if is_followed else None
-        if reason is not None:
-            self._controller.agreement.inputs.refuse_alone(block.name, reason)
-            self._plain.warn(block, reason, incoming.signature.is_asked)
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
             alive = step.current_pass.begin_call(variant.digest)
-            output = self._plain.run(incoming.call.run, reason is not None and incoming.signature.is_asked)
+            run = incoming.call.run
+            output = run() if reason is None else self._plain.run_alone(block, reason, run)
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()

@@ -89,7 +89,7 @@ class Runtime:
         self.asked = Asked()
         # Not a method of this object: it would then be kept alive until Python's collector comes.
         inside = functools.partial(_inside, self._threads)
-        self._plain = PlainCalls(self.warnings, inside)
+        self._plain = PlainCalls(self.agreement, self.warnings, inside)
         self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, self._plain, inside)
         self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings, self._plain)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
@@ -136,8 +136,12 @@ class Runtime:
         run = functools.partial(function, *args, **kwargs)
         if self._holds_nothing(block):
             return run()
-        reason = self._why_unplanned(block)
+        if self._threads:
+            return self._plain.run_alone(block, _OTHER_THREAD, run)
+        reason = surroundings()
         if reason is not None:
+            if not self.recordings:
+                refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
             return self._plain.fall_back(block, reason, run, is_asked)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
@@ -165,7 +169,7 @@ class Runtime:
                 return self._run_alone(block, key, getattr(owner, "training", None), call, is_asked)
         finally:
             self._threads.remove(thread)
-        return self._plain.fall_back(block, self._other_thread_runs(block), run, is_asked)
+        return self._plain.run_alone(block, _OTHER_THREAD, run)
 
     def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool) -> Any:
         """Run a call while no other thread runs a block. `key`: as of `flatten`; the rest: as of `Signature`."""
@@ -197,19 +201,6 @@ class Runtime:
             refuse_checkpointed(block.name)  # a reentrant checkpoint runs forward without gradients
         return True
 
-    def _why_unplanned(self, block: Block) -> str | None:
-        """Why no plan can decide on the call of the block that begins now; None if one can."""
-        if self._threads:
-            return self._other_thread_runs(block)
-        reason = surroundings()
-        if reason is not None and not self.recordings:
-            refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-        return reason
-
-    def _other_thread_runs(self, block: Block) -> str:
-        self.agreement.inputs.refuse_alone(block.name, _OTHER_THREAD)
-        return _OTHER_THREAD
-
     def _record_or_run(self, incoming: Incoming) -> Any:
         incoming.block.calls_since_change += 1
         variant = incoming.block.find(incoming.signature, incoming.guards) or self._predict(incoming)
@@ -218,7 +209,8 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
-                self.agreement.inputs.refuse_alone(incoming.block.name, Watch.refusal())
+                if (of_this_rank := Watch.refusal()) is not None:
+                    return self._plain.run_alone(incoming.block, of_this_rank, incoming.call.run)
                 return self._plain.fall_back(incoming.block, reason, incoming.call.run, incoming.signature.is_asked)
         return self._planned.run(incoming, variant)
 
