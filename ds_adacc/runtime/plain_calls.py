@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.execute.block import Block
@@ -72,14 +73,19 @@ def _drawing_again() -> Callable[[], tuple[AbstractContextManager[None], Abstrac
     torch puts back its own generators only. `deepspeed.checkpointing` puts back those of the tracker too.
     """
     states = named_states()
-    return lambda: (nullcontext(), _with_states(states))
+    return lambda: (nullcontext(), _States(states))
 
 
-@contextmanager
-def _with_states(states: dict[str, Any]) -> Iterator[None]:
-    now = named_states()
-    set_named_states(states)
-    try:
-        yield
-    finally:
-        set_named_states(now)
+class _States:
+    """DeepSpeed's tracker has these states within. If backward runs twice, torch enters the same object twice."""
+
+    def __init__(self, states: dict[str, torch.Tensor]) -> None:
+        self._states = states
+        self._put_back: list[dict[str, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        self._put_back.append(named_states())
+        set_named_states(self._states)
+
+    def __exit__(self, *_: object) -> None:
+        set_named_states(self._put_back.pop())
