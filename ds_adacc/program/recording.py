@@ -117,7 +117,8 @@ class Recording:
     its tensors.
     `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
     the block returns does not tell which of its graphs have run. `data_read_at`: the first line that reads data, if
-    any operator follows it; such an operator is not replayed (Rule R7).
+    any operator follows it; such an operator is not replayed (Rule R7). `reads_numbers`: Python reads tensors that were
+    made of numbers alone.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Recording:
     compiled_from: int | None = None
     loses_graphs: bool = False
     data_read_at: str | None = None
+    reads_numbers: bool = False
 
     @functools.cached_property
     def digest(self) -> str:

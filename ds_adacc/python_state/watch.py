@@ -33,6 +33,7 @@ _BY_NAME = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrge
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 # The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
 _LAUNCHES = frozenset({"run", "runner", "__call__"})
+_MAKERS = frozenset({"tensor", "as_tensor", "new_tensor"})  # functions of torch that make a tensor of a number
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
@@ -107,6 +108,7 @@ class Watch:
         self._is_compiling = False
         self._pauses = 0
         self._codes: dict[int, _Code] = {}  # by identity
+        self._maker: Any = None  # the function of torch that makes a tensor of a number now
         self._harmless: set[types.BuiltinFunctionType] = set()  # functions in C
         self._importing: types.FrameType | None = None
         self._not_imported: list[tuple[types.CodeType, dict[str, Any]]] = []  # codes, with their globals
@@ -208,6 +210,15 @@ class Watch:
         """Whether a function with this code has run."""
         return id(code) in self._codes
 
+    @property
+    def makes_of_number(self) -> bool:
+        """Whether torch makes a tensor of a number now. True if nothing is watched.
+
+        Not if it is given an object whose code runs meanwhile: a `__float__` may read another tensor, of which the
+        dispatcher is not told there.
+        """
+        return self._maker is not None or not self._is_running
+
     def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
         if not self._is_running:  # the block has put it back after the end: nobody is told any more
             return
@@ -219,6 +230,8 @@ class Watch:
             known = self._codes.get(id(frame.f_code))  # to hash a code object is slow
             if known is None:
                 known = self._look_at(frame)
+            if not known.is_trusted:
+                self._maker = None
             if known.takes_context:
                 self._functions.context_is_seen(arguments(frame)[0])
             if known.reads is not None and known.reads.found:
@@ -228,11 +241,15 @@ class Watch:
             if known.is_collective:
                 self._listener.note_collective()
         elif event == "c_call":
+            if called.__name__ in _MAKERS:
+                self._maker = called
             if called.__name__ == "apply":
                 self._functions.applied(frame, called)
             if called not in self._harmless:
                 self._note_call(frame, called)
         else:
+            if called is self._maker:
+                self._maker = None
             self._functions.ended(frame, event, called)
 
     @torch._disable_dynamo

@@ -118,9 +118,10 @@ R19. A kernel that a block launches itself, outside of any Function and operator
     to in place (Rule R4), by an operator that is never replayed. Four writes go unnoticed: by an address that was taken
     before the forward; to a parameter; to a buffer that the block reads only afterwards; and one that left the bits as
     they were while the block was recorded. `Tensor.apply_` and `map_` always count as a write.
-R20. A block that reads data may be planned as one operator, which only a second forward runs again (Rule E17). It makes
-    one value: all that the block makes and backward needs. Data decide how many bytes those are, so the program does
-    not have them; the profile has. What comes before the read is part of the program, and what follows is not, as ranks
-    must agree on it. A block that calls a collective, runs compiled code, or writes to a tensor that it has not made,
-    statistics among them, is never planned so: to run it twice would do more than to make its tensors.
+R20. A block that reads data, or numbers that it has put into tensors, may be planned as one operator, which only a
+    second forward runs again (Rule E17). It makes one value: all that the block makes and backward needs. Data decide
+    how many bytes those are, so the program does not have them; the profile has. What comes before the read is part of
+    the program, and what follows is not, as ranks must agree on it. A block that calls a collective, runs compiled
+    code, or writes to a tensor that it has not made, statistics among them, is never planned so: to run it twice would
+    do more than to make its tensors.
 """

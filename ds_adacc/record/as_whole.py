@@ -55,10 +55,10 @@ def as_whole(recording: Recording, class_name: str) -> Recording:
     )
     read = tuple(ValueRef(value.index, value.geometry) for value in inputs)
     op = RecordedOp(0, WholeBlock(class_name), (_until_data_was_read(recording), *read), (), (made.index,))
-    remark = (
-        f"{recording.data_read_at} reads data into Python, or makes a shape that depends on data. So the block is "
-        "recomputed as a whole, by a second forward, or retained as a whole"
-    )
+    why = f"{recording.data_read_at} reads data into Python, or makes a shape that depends on data"
+    if recording.data_read_at is None:
+        why = "Python reads numbers that it has put into tensors, and that may follow the length of the input"
+    remark = f"{why}. So the block is recomputed as a whole, by a second forward, or retained as a whole"
     return replace(
         recording,
         values=(*inputs, made),

@@ -55,6 +55,7 @@ class Draft:
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
+        self._reads_numbers = False  # whether Python has read a tensor that was made of numbers alone
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
@@ -105,6 +106,7 @@ class Draft:
             self.has_hooks,
             self._compiled_from,
             data_read_at=data_read_at,
+            reads_numbers=self._reads_numbers,
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
@@ -129,11 +131,19 @@ class Draft:
     def _reads_parametrized(self, op: RecordedOp) -> bool:
         return any(type(ref) is ParameterRef and ref.index in self._parametrized for ref in op.sources)
 
-    def are_of_numbers(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these tensors were made of numbers alone, so that to read them tells nothing of data (Rule R7)."""
+    def note_number(self, tensor: torch.Tensor) -> None:
+        """Note a tensor that torch has just made of a number."""
+        if not self.is_tainted and not self.note_compiled() and self.known.find(tensor) is None:
+            self._of_numbers.add(self.known.captured(tensor).index)
+
+    def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
         found = [self.known.find(tensor) for tensor in tensors]
-        made_by = [self._of_numbers.producer(ref.index) if isinstance(ref, ValueRef) else None for ref in found]
-        return bool(made_by) and all(index is not None and self._ops[index].replayable for index in made_by)
+        known = (isinstance(ref, ValueRef) and self._of_numbers.include(ref.index, self._ops) for ref in found)
+        if found and all(known):
+            self._reads_numbers = True
+        else:
+            self.note_data_read()
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
@@ -145,6 +155,10 @@ class Draft:
 
     def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
+        if self._of_numbers.are_numbers(ran):
+            for tensor in tensors_in(ran.outputs):
+                self._of_numbers.add(self.known.captured(tensor).index)
+            return None
         bases = self.bases(ran.written)
         op = self._operator(ran, bases)
         if ran.dynamic:

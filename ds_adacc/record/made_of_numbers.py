@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.arguments import ValueRef, tensors_in
+from ds_adacc.program.arguments import references as references_in
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import OF_TORCH
+from ds_adacc.record.executed_call import ExecutedCall
 
 LIFT_FRESH = torch.ops.aten.lift_fresh.default  # torch calls it with each tensor that it has made of numbers or arrays
-_DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-_DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+_FROM_NOTHING = {f"aten.{name}.default" for name in ("arange", "full", "ones", "zeros", "scalar_tensor", "eye")}
+_FROM_NOTHING |= {"aten.arange.start", "aten.arange.start_step", "aten.linspace.default"}
 
 
 def is_number(tensor: torch.Tensor) -> bool:
-    """Whether a new tensor has one number of Python's, as `torch.tensor(2.0)` makes it.
+    """Whether a new tensor may have been made of one number of Python's, as `torch.tensor(2.0)` makes it.
 
     One of a list may have numbers of other tensors, which torch reads there without a call of the dispatcher. One with
     the memory of an array, as `torch.from_numpy` makes it, cannot be resized.
     """
-    return tensor.dim() == 0 and tensor.dtype in _DTYPES and tensor.untyped_storage().resizable()
-
-
-def call_for(number: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """An operator and arguments that make the same. The number is a constant of the program (Rule R8), as in x * 2."""
-    return torch.ops.aten.scalar_tensor.default, (number.item(),), {"dtype": number.dtype, "device": number.device}
+    return tensor.dim() == 0 and tensor.untyped_storage().resizable()
 
 
 class MadeOfNumbers:
-    """The values of a program that were made of numbers alone. They are the same in all calls of the program."""
+    """The values of a program that were made of numbers alone. Whatever is read of them is no data.
+
+    Those that torch has made of Python's numbers, and numbers that follow from these alone, count as tensors from
+    outside of the block, and what computes them as no operators. As constants of the program, numbers that follow a
+    length would make another program of each length.
+    """
 
     def __init__(self) -> None:
-        self._producers: dict[int, int] = {}
+        self._producers: dict[int, int | None] = {}  # by value, the operator that has made it
+
+    def add(self, number: int) -> None:
+        """Note a value that torch has made of a number, or computed of such values alone."""
+        self._producers[number] = None
+
+    def are_numbers(self, ran: ExecutedCall) -> bool:
+        """Whether a call has computed numbers of such values alone. It has no effect, and gives the same again."""
+        references = list(references_in((ran.args, tuple(value for _, value in ran.kwargs))))
+        known = (isinstance(ref, ValueRef) and self._producers.get(ref.index, 0) is None for ref in references)
+        is_of_torch = getattr(ran.func, "namespace", None) in OF_TORCH
+        is_plain = ran.refusal is None and not (ran.written or ran.dynamic or ran.saved or ran.python_reads)
+        is_drawn = torch.Tag.nondeterministic_seeded in getattr(ran.func, "tags", ())
+        are_small = all(tensor.dim() == 0 for tensor in tensors_in(ran.outputs))
+        return bool(references) and all(known) and is_of_torch and is_plain and not is_drawn and are_small
 
     def note(self, op: RecordedOp) -> None:
-        """Note what an operator has made, if it has read nothing but such values."""
+        """Note what an operator has made, if it has read nothing but such values, or makes its numbers itself."""
+        references = list(op.references)
+        is_of_numbers = all(isinstance(ref, ValueRef) and ref.index in self._producers for ref in references)
         is_of_torch = getattr(op.func, "namespace", None) in OF_TORCH
-        if is_of_torch and op.replayable and op.draw is None and not op.written and self._include(op.references):
+        if not (is_of_numbers and is_of_torch and op.replayable and op.draw is None and not op.written):
+            return
+        if references or op.name in _FROM_NOTHING:
             self._producers.update((index, op.index) for index in op.outputs if index is not None)
 
-    def _include(self, references: Any) -> bool:
-        return all(isinstance(ref, ValueRef) and ref.index in self._producers for ref in references)
-
-    def producer(self, value: int) -> int | None:
-        """The operator that has made the value; None if it may hold data."""
-        return self._producers.get(value)
+    def include(self, value: int, ops: list[RecordedOp]) -> bool:
+        """Whether the value is one. `ops`: the program, where an operator is refused that gives other bits again."""
+        producer = self._producers.get(value)
+        return value in self._producers and (producer is None or ops[producer].replayable)

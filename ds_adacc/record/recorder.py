@@ -38,7 +38,7 @@ from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept import kept_by_arguments, kept_by_context
 from ds_adacc.record.known import Unrecordable
-from ds_adacc.record.made_of_numbers import LIFT_FRESH, call_for, is_number
+from ds_adacc.record.made_of_numbers import LIFT_FRESH, is_number
 from ds_adacc.record.verify import difference
 
 
@@ -96,12 +96,12 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if self._casts.makes(func, args, kwargs):
             return self._casts.add(args[0], func(*args, **kwargs))
-        if func is LIFT_FRESH and self._note_number(args[0]):
-            return func(*args, **kwargs)
         encoded = states = None
         self._has_collective = False
         with self._noting():
             self._note_casts((args, kwargs))
+            if func is LIFT_FRESH and is_number(args[0]) and self.watch.makes_of_number:
+                self.draft.note_number(args[0])
             encoded = self.draft.arguments(func, args, kwargs)
             states = self.draft.draws.states()
             if getattr(func, "namespace", None) not in OF_TORCH:
@@ -279,9 +279,8 @@ class Recorder(TorchDispatchMode):
         if changed is not None:
             refusal = refusal or f"it keeps state: {changed} changes"
             self.draft.remark(f"{func}: never replayed: {refusal}")
-        is_read = not self.draft.is_tainted and reveals_data(func, given, outputs)
-        if is_read and not self.draft.are_of_numbers([*tensors_in(given)]):
-            self.draft.note_data_read()
+        if not self.draft.is_tainted and reveals_data(func, given, outputs):
+            self.draft.note_read([*tensors_in(given)])
         dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
         args, kwargs = encoded
         return ExecutedCall(
@@ -297,16 +296,6 @@ class Recorder(TorchDispatchMode):
             handed_on=handed_on,
             python_reads=reads,
         )
-
-    def _note_number(self, tensor: torch.Tensor) -> bool:
-        """Note a tensor that was just made of a number, as `torch.tensor(2.0)` does. False if it is no such tensor."""
-        self._has_collective = False
-        with self._noting():
-            if not is_number(tensor) or self.draft.known.find(tensor) is not None:
-                return False
-            self._note_made(*call_for(tensor), tensor)
-            return True
-        return False  # it cannot be recorded
 
     def _refusal(self, func: Any, given: tuple[Any, Any], written: Sequence[torch.Tensor]) -> str | None:
         """Why a call of the dispatcher's must not be replayed; verifying finds the rest."""
@@ -324,14 +313,11 @@ class Recorder(TorchDispatchMode):
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
         for each in self._casts.read(given, self.draft.known):
-            op = self._note_made(CAST, (each.parameter,), {"dtype": each.cast.dtype}, each.cast)
+            args, kwargs, states = (each.parameter,), {"dtype": each.cast.dtype}, self.draft.draws.states()
+            encoded = self.draft.arguments(CAST, args, kwargs)
+            op = self._note(self._ran(CAST, encoded, (args, kwargs), each.cast, states, None))
             if each.is_found and op is not None:
                 self._found[op.index] = each
-
-    def _note_made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: torch.Tensor) -> Any:
-        """Note, as a call that makes it, a tensor that has come in another way."""
-        encoded, states = self.draft.arguments(func, args, kwargs), self.draft.draws.states()
-        return self._note(self._ran(func, encoded, (args, kwargs), made, states, None))
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""

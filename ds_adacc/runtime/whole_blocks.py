@@ -52,7 +52,7 @@ def as_decided(called: Called, recording: Recording, placement: InputPlacement) 
     for it, or it must not be, a remark says so.
     """
     if recording.data_read_at is None:
-        return recording, None
+        return _by_numbers(called, recording, placement)
     costs = WholeCosts.of(recording)
     if not costs.are_worth_it:
         return recording, None
@@ -62,6 +62,18 @@ def as_decided(called: Called, recording: Recording, placement: InputPlacement) 
     if called.beginning is None:
         return _remarked(recording, _ADVICE), None
     return as_whole(recording, called.incoming.block.class_name), costs
+
+
+def _by_numbers(called: Called, recording: Recording, placement: InputPlacement) -> tuple[Recording, WholeCosts | None]:
+    """As `as_decided`, of a block that reads no data, but may read numbers that it has put into tensors.
+
+    Its operators may be recomputed one by one. But such numbers often follow the lengths, and then the operators are
+    recorded at each length.
+    """
+    may_be = recording.reads_numbers and called.beginning is not None
+    if not may_be or why_not_again(recording) or _why_not_now(called, recording, placement):
+        return recording, None
+    return as_whole(recording, called.incoming.block.class_name), WholeCosts.of(recording)
 
 
 def _why_not_now(called: Called, recording: Recording, placement: InputPlacement) -> str | None:

@@ -21,7 +21,6 @@ COMPUTED = {
     "compared": lambda x, n: torch.where(x > n, x, n),
     "filled in": lambda x, n: x.masked_fill(x > 0, n),
     "a tensor of it": lambda x, n: x * torch.full_like(x, n),
-    "a tensor of it alone": lambda x, n: x * torch.tensor(n),
     "a rate": lambda x, n: x * (n / 7),
 }
 SHAPING = {

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
-import zoo
-from experts import EXPERTS, WIDTH
+from experts import EXPERTS, LAYERS, WIDTH, configured, layers, plainly, recordings, same, train
 from recomputing import compare
 from recorded import record
 from torch import nn
 
+from ds_adacc import checkpointing
+from ds_adacc.checkpointing import checkpoint
 from ds_adacc.program.refusals import TAINTED
 
 
@@ -35,8 +36,22 @@ def batch(_, step, rows=(16, 12, 20, 8, 16, 14)):
 def test_a_capacity_is_no_data_and_all_that_follows_is_recomputed():
     runtime = compare(Capacity, 6, batch)
     for _, variant in runtime.blocks.variants():
-        assert variant.recording.data_read_at is None
-        assert [op.short_name for op in variant.recording.ops if not op.replayable] == []
+        ops = variant.recording.ops
+        assert variant.recording.data_read_at is None and variant.recording.reads_numbers
+        assert all(op.replayable for op in ops)
+        assert not {"ceil", "maximum", "lt"}.intersection(op.short_name for op in ops)  # which are of numbers alone
+
+
+def test_where_the_program_asks_for_checkpointing_such_a_block_is_recomputed_as_a_whole_and_recorded_at_few_lengths():
+    sizes = (48, 40, 56, 44, 61, 36, 53)
+    plain = train(layers(Capacity), plainly, sizes)
+    runtime = configured(memory_budget=0.6)
+    try:
+        assert same(train(layers(Capacity), checkpoint, sizes), plain)
+    finally:
+        checkpointing.use(None)
+    assert runtime.recordings == LAYERS + 2
+    assert all(each.is_whole for each in recordings(runtime))
 
 
 def test_a_number_that_changes_between_two_calls_is_noticed():
@@ -71,6 +86,18 @@ OF_NUMBERS = {
     "a sum": lambda x: torch.arange(len(x)).sum() + torch.ones(3).sum(),
     "a minimum": lambda x: min(torch.tensor(1.5), torch.tensor(2.0)),
 }
+
+
+class Reads:
+    """An object that is a number for torch."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __float__(self):
+        return float(self.tensor[0, 0])
+
+
 OF_DATA = {
     "a mean": lambda x: x.detach().mean(),
     "a tensor of it": lambda x: torch.tensor(x.detach().mean()),
@@ -80,6 +107,10 @@ OF_DATA = {
     "drawn": lambda x: torch.rand(()) + torch.tensor(1.5),
     "written to": lambda x: torch.tensor(1.5).add_(x.detach()[0, 0]),
     "never written to": lambda x: torch.empty(()).fill_(1.0) + torch.empty(()),
+    "of an object": lambda x: torch.tensor(Reads(x.detach()), dtype=torch.float32),
+    "of an object, new": lambda x: x.new_tensor(Reads(x.detach())),
+    "of an object, as": lambda x: torch.as_tensor(Reads(x.detach()), dtype=torch.float32),
+    "a file": lambda x: torch.from_file(__file__, size=1, dtype=torch.uint8).sum(),
     "of another dimension": lambda x: torch.tensor([1.5])[0],  # a list may hold data, of which nothing tells
 }
 
@@ -88,7 +119,8 @@ OF_DATA = {
 def test_reading_what_was_made_of_numbers_tells_nothing_of_data(number):
     block, x = Reading(number), (torch.randn(4, WIDTH, requires_grad=True),)
     recording = record(block, x, {})
-    assert recording.data_read_at is None and all(op.replayable for op in recording.ops)
+    assert recording.data_read_at is None and all(op.replayable for op in recording.ops if op.short_name == "tanh")
+    assert recording.reads_numbers and recording.ops[-1].replayable
 
 
 @pytest.mark.parametrize("number", OF_DATA.values(), ids=OF_DATA)
@@ -103,7 +135,7 @@ def test_a_number_that_comes_after_a_read_of_data_may_hold_it():
         return x.sin() * torch.tensor(mean).item()
 
     recording = record(block, (torch.randn(4, WIDTH, requires_grad=True),), {})
-    assert all(op.refusal == TAINTED for op in recording.ops if op.short_name in ("scalar_tensor", "mul"))
+    assert recording.ops[-1].refusal == TAINTED and not recording.reads_numbers
 
 
 def test_a_tensor_of_a_number_that_the_block_keeps_is_read_where_it_is():
@@ -127,20 +159,26 @@ def test_a_tensor_of_a_number_that_the_block_keeps_is_read_where_it_is():
     compare(Keeping, 6, another)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int16, torch.uint8])
-def test_the_number_is_made_again_to_the_bit(dtype):
+def test_a_large_tensor_of_numbers_is_held_as_any_other():
     def block(x):
-        return x.sin() * torch.tensor(7, dtype=dtype) + torch.tensor(0.3, dtype=torch.float32)
+        return x.sin() * torch.tensor(1.5).repeat(len(x), WIDTH)
 
-    x = (torch.randn(4, WIDTH, requires_grad=True),)
-    runtime = compare(lambda: Lambda(block), 2, lambda *_: x)
-    assert all(op.replayable for _, variant in runtime.blocks.variants() for op in variant.recording.ops)
+    recording = record(block, (torch.randn(4, WIDTH, requires_grad=True),), {})
+    (repeated,) = (value for value in recording.values if value.name.startswith("repeat"))
+    assert repeated.origin == "made" and repeated.index in recording.saved
 
 
-class Lambda(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.layer = function, nn.Linear(WIDTH, WIDTH)
+def test_what_only_computes_with_a_number_is_recorded_no_more_often_than_without_it():
+    """As a constant of the program, a number that follows a length would make another program of each length."""
 
-    def forward(self, x):
-        return zoo.loss_of(self.function(self.layer(x)))
+    class Mean(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor, self.layer = factor, nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            return self.layer(x).tanh() * self.factor(x)
+
+    by_tensor = compare(lambda: Mean(lambda x: torch.tensor(1 / len(x))), 6, batch)
+    without = compare(lambda: Mean(lambda x: 1.0), 6, batch)
+    assert by_tensor.recordings == without.recordings
