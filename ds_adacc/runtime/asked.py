@@ -19,8 +19,8 @@ class Asked:
     @contextmanager
     def during(self, module: nn.Module) -> Iterator[None]:
         """The checkpoint function has been given this module, and calls it."""
-        self._modules.append(module)
         try:
+            self._modules.append(module)  # within `try`: an interrupt comes where a function in C returns
             yield
         finally:
             self._modules.remove(module)

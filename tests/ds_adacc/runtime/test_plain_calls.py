@@ -12,7 +12,9 @@ from torch import nn
 
 from ds_adacc import checkpointing
 from ds_adacc.checkpointing import checkpoint
+from ds_adacc.config import load
 from ds_adacc.engine.gradient_checkpointing import take_over_gradient_checkpointing
+from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
 BY_TORCH = "runs under torch.utils.checkpoint in place of ds_adacc, as you ask for checkpointing: "
@@ -138,6 +140,32 @@ def test_blocks_within_it_are_left_to_the_checkpoint(runtime, caplog):
     plain.layers.append(zoo.GPTBlock())
     plain.layers[-1].load_state_dict(inner.state_dict())
     zoo.assert_same_bits(ours, zoo.gradients(plain, args, {}))
+
+
+def test_backward_may_run_twice():
+    block, x = Scripted(), torch.randn(2, 3, 8, requires_grad=True)
+    twice = []
+    for call in (block, lambda x: checkpoint(block, x)):
+        block.zero_grad()
+        torch.manual_seed(3)
+        loss = zoo.loss_of(call(x))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        twice.append([parameter.grad.clone() for parameter in block.parameters()])
+    assert all(map(torch.equal, *twice))
+
+
+def test_a_block_of_another_engine_within_it_is_no_block_within_a_checkpoint_of_the_programs(caplog):
+    """A teacher's, say, without gradients, in the forward of a student."""
+    block, teacher = Scripted(), zoo.GPTBlock()
+    wrap_blocks({"teacher": teacher}, Runtime(load({"adacc": {}})))
+    block.layers[0].register_forward_hook(lambda *_: teach(teacher))
+    assert compare(block, lambda x: checkpoint(block, x)) == [2] * CALLS
+
+
+def teach(teacher):
+    with torch.no_grad():
+        teacher(torch.zeros(1, 2, zoo.WIDTH))
 
 
 def test_a_cached_loss_is_checkpointed_within_its_backward(caplog):
