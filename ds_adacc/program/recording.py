@@ -117,8 +117,8 @@ class Recording:
     its tensors.
     `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
     the block returns does not tell which of its graphs have run. `data_read_at`: the first line that reads data, if
-    any operator follows it; such an operator is not replayed (Rule R7). `reads_numbers`: Python reads tensors that were
-    made of numbers alone.
+    any operator follows it; such an operator is not replayed (Rule R7). `numbers_read_after`: how many operators have
+    run when Python first reads a tensor that was made of numbers alone; None: it reads none.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Recording:
     compiled_from: int | None = None
     loses_graphs: bool = False
     data_read_at: str | None = None
-    reads_numbers: bool = False
+    numbers_read_after: int | None = None
 
     @functools.cached_property
     def digest(self) -> str:

@@ -55,7 +55,7 @@ class Draft:
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
-        self._reads_numbers = False  # whether Python has read a tensor that was made of numbers alone
+        self._numbers_read_after: int | None = None  # operators, before Python first read what was made of numbers
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
@@ -106,7 +106,7 @@ class Draft:
             self.has_hooks,
             self._compiled_from,
             data_read_at=data_read_at,
-            reads_numbers=self._reads_numbers,
+            numbers_read_after=self._numbers_read_after,
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
@@ -140,10 +140,10 @@ class Draft:
         """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
         found = [self.known.find(tensor) for tensor in tensors]
         known = (isinstance(ref, ValueRef) and self._of_numbers.include(ref.index, self._ops) for ref in found)
-        if found and all(known):
-            self._reads_numbers = True
-        else:
+        if not (found and all(known)):
             self.note_data_read()
+        elif self._numbers_read_after is None:
+            self._numbers_read_after = len(self._ops)
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""

@@ -14,6 +14,7 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.variant import in_short
 from ds_adacc.profile.whole_profile import WholeCosts
 from ds_adacc.program.recording import Recording
+from ds_adacc.program.refusals import TAINTED
 from ds_adacc.program.signature import flatten
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.guards import Guards, unreadable
@@ -68,12 +69,16 @@ def _by_numbers(called: Called, recording: Recording, placement: InputPlacement)
     """As `as_decided`, of a block that reads no data, but may read numbers that it has put into tensors.
 
     Its operators may be recomputed one by one. But such numbers often follow the lengths, and then the operators are
-    recorded at each length.
+    recorded at each length. So the block is planned as if they were data.
     """
-    may_be = recording.reads_numbers and called.beginning is not None
-    if not may_be or why_not_again(recording) or _why_not_now(called, recording, placement):
+    after = recording.numbers_read_after
+    if after is None or called.beginning is None:
         return recording, None
-    return as_whole(recording, called.incoming.block.class_name), WholeCosts.of(recording)
+    of_data = recording.refuse({op.index: TAINTED for op in recording.ops[after:] if op.replayable})
+    costs = WholeCosts.of(of_data)
+    if not costs.are_worth_it or why_not_again(recording) or _why_not_now(called, recording, placement):
+        return recording, None
+    return as_whole(of_data, called.incoming.block.class_name), costs
 
 
 def _why_not_now(called: Called, recording: Recording, placement: InputPlacement) -> str | None:

@@ -37,7 +37,7 @@ def test_a_capacity_is_no_data_and_all_that_follows_is_recomputed():
     runtime = compare(Capacity, 6, batch)
     for _, variant in runtime.blocks.variants():
         ops = variant.recording.ops
-        assert variant.recording.data_read_at is None and variant.recording.reads_numbers
+        assert variant.recording.data_read_at is None and variant.recording.numbers_read_after is not None
         assert all(op.replayable for op in ops)
         assert not {"ceil", "maximum", "lt"}.intersection(op.short_name for op in ops)  # which are of numbers alone
 
@@ -52,6 +52,20 @@ def test_where_the_program_asks_for_checkpointing_such_a_block_is_recomputed_as_
         checkpointing.use(None)
     assert runtime.recordings == LAYERS + 2
     assert all(each.is_whole for each in recordings(runtime))
+
+
+def test_a_block_that_reads_a_number_at_its_end_is_recomputed_operator_by_operator_even_then():
+    class Ending(Capacity):
+        def forward(self, x):
+            return x + self.expert((x * self.gate(x).sum(-1, keepdim=True)).tanh())[: torch.tensor(len(x))]
+
+    runtime = configured(memory_budget=0.9)
+    try:
+        train(layers(Ending), checkpoint)
+    finally:
+        checkpointing.use(None)
+    for recording in recordings(runtime):
+        assert recording.numbers_read_after is not None and not recording.is_whole
 
 
 def test_a_number_that_changes_between_two_calls_is_noticed():
@@ -120,7 +134,7 @@ def test_reading_what_was_made_of_numbers_tells_nothing_of_data(number):
     block, x = Reading(number), (torch.randn(4, WIDTH, requires_grad=True),)
     recording = record(block, x, {})
     assert recording.data_read_at is None and all(op.replayable for op in recording.ops if op.short_name == "tanh")
-    assert recording.reads_numbers and recording.ops[-1].replayable
+    assert recording.numbers_read_after is not None and recording.ops[-1].replayable
 
 
 @pytest.mark.parametrize("number", OF_DATA.values(), ids=OF_DATA)
@@ -135,7 +149,7 @@ def test_a_number_that_comes_after_a_read_of_data_may_hold_it():
         return x.sin() * torch.tensor(mean).item()
 
     recording = record(block, (torch.randn(4, WIDTH, requires_grad=True),), {})
-    assert recording.ops[-1].refusal == TAINTED and not recording.reads_numbers
+    assert recording.ops[-1].refusal == TAINTED and recording.numbers_read_after is None
 
 
 def test_a_tensor_of_a_number_that_the_block_keeps_is_read_where_it_is():
