@@ -85,9 +85,7 @@ class Block:
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
         """The variant for this signature and these guards.
 
-        Of a block that could be recorded at none of several sizes, under these guards, it is that of one of them. If
-        the program asks for checkpointing, one size is enough: a rank that records a call holds what the other ranks
-        recompute, and they would wait for it in their collectives.
+        Of a block that could be recorded at none of several sizes, under these guards, it is that of one of them.
         """
         for position, (known, variant) in enumerate(self._variants):
             if known == signature and variant.holds(guards):
@@ -98,7 +96,7 @@ class Block:
         if any(variant.is_recorded for variant in alike):
             return None
         failed = [variant for variant in alike if variant.holds(guards)]
-        return failed[0] if len(failed) >= (1 if signature.is_asked else _SIZES_TRIED) else None
+        return failed[0] if len(failed) >= _SIZES_TRIED else None
 
     def latest(self, signature: Signature) -> Variant | None:
         """The last used variant for this signature, whatever its guards."""

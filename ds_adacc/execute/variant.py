@@ -75,14 +75,13 @@ class Variant:
     _bound: BoundPolicy | None = field(default=None, repr=False)
 
     @classmethod
-    def failed(cls, guards: Guards, earlier: Variant | None, is_asked: bool) -> Variant:
+    def failed(cls, guards: Guards, earlier: Variant | None) -> Variant:
         """That of a block that could not be recorded under these guards. Under others it is tried again, a few times.
 
-        `earlier`: the last variant of the same signature. `is_asked`: as of `Signature`; then it is not tried again, as
-        `Block.find` says.
+        `earlier`: the last variant of the same signature.
         """
         failures = 1 if earlier is None else earlier.failures + 1
-        return cls(None if is_asked or failures >= _ATTEMPTS else guards, failures=failures)
+        return cls(guards if failures < _ATTEMPTS else None, failures=failures)
 
     @property
     def is_recorded(self) -> bool:

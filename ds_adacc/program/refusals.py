@@ -15,6 +15,7 @@ from ds_adacc.program.schema import is_training_batch_norm, reads_data
 OPAQUE = "not a plain operator"  # no ATen operator
 COLLECTIVE = "a collective"  # other ranks take part
 COMPILED = "runs compiled"
+IN_PLACE = "writes in place"
 TAINTED = "may hold a number read from data"  # it runs after data was read (Rule R7)
 UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Function (Rule R19)
 CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
@@ -51,7 +52,7 @@ def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | Non
     if func._schema.name == "aten::set_":
         return REPLACED
     if func._schema.is_mutable and not writes_to_fresh:
-        return "writes in place"
+        return IN_PLACE
     if "batch_norm" in func._schema.name:
         return STATISTICS
     if func.namespace in OF_TORCH and "empty" in func._schema.name:

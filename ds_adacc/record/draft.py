@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,6 +44,14 @@ _WROTE_UNSEEN = (
 _OVERWRITTEN = "what it makes is overwritten in place"
 
 
+class _NumbersRead(NamedTuple):
+    """Where Python first reads a tensor that was made of numbers alone: the line, and what has come by then."""
+
+    line: str
+    ops: int
+    positions: int
+
+
 class Draft:
     """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
 
@@ -55,7 +63,7 @@ class Draft:
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data
-        self._numbers_read_after: int | None = None  # operators, before Python first read what was made of numbers
+        self._numbers_read: _NumbersRead | None = None
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
@@ -106,7 +114,7 @@ class Draft:
             self.has_hooks,
             self._compiled_from,
             data_read_at=data_read_at,
-            numbers_read_after=self._numbers_read_after,
+            numbers_read_after=None if self._numbers_read is None else self._numbers_read.ops,
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
@@ -131,19 +139,25 @@ class Draft:
     def _reads_parametrized(self, op: RecordedOp) -> bool:
         return any(type(ref) is ParameterRef and ref.index in self._parametrized for ref in op.sources)
 
-    def note_number(self, tensor: torch.Tensor) -> None:
-        """Note a tensor that torch has just made of a number."""
-        if not self.is_tainted and not self.note_compiled() and self.known.find(tensor) is None:
-            self._of_numbers.add(self.known.captured(tensor).index)
+    def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
+        """Note a tensor that torch has just made of a number. `is_doubtful`: as of `MadeOfNumbers.add`."""
+        if not self.note_compiled() and self.known.find(tensor) is None:
+            self._of_numbers.add(self.known.captured(tensor).index, tensor, is_doubtful=is_doubtful)
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
-        found = [self.known.find(tensor) for tensor in tensors]
-        known = (isinstance(ref, ValueRef) and self._of_numbers.include(ref.index, self._ops) for ref in found)
-        if not (found and all(known)):
+        if self._of_numbers.read(map(self.known.find, tensors), self._ops):
             self.note_data_read()
-        elif self._numbers_read_after is None:
-            self._numbers_read_after = len(self._ops)
+        elif self._numbers_read is None:
+            self._numbers_read = _NumbersRead(line_of_block(), len(self._ops), len(self._positions))
+
+    def doubt_kept_numbers(self) -> None:
+        """Take the numbers that Python has read for data if the program has kept one: a later call may read another."""
+        if self._numbers_read is not None and self._of_numbers.keeps_read:
+            line, ops, positions = self._numbers_read
+            self._numbers_read, self._data_read_at = None, line
+            self._turn = positions if self._turn is None else min(self._turn, positions)
+            self._ops[ops:] = [op if op.refusal else replace(op, refusal=TAINTED) for op in self._ops[ops:]]
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
@@ -155,9 +169,10 @@ class Draft:
 
     def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
-        if self._of_numbers.are_numbers(ran):
+        made_of = self._of_numbers.computed(ran)
+        if made_of is not None:
             for tensor in tensors_in(ran.outputs):
-                self._of_numbers.add(self.known.captured(tensor).index)
+                self._of_numbers.add(self.known.captured(tensor).index, tensor, made_of)
             return None
         bases = self.bases(ran.written)
         op = self._operator(ran, bases)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
+
 import torch
 
-from ds_adacc.program.arguments import ValueRef, tensors_in
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.arguments import references as references_in
 from ds_adacc.program.recorded_op import RecordedOp
-from ds_adacc.program.refusals import OF_TORCH
+from ds_adacc.program.refusals import IN_PLACE, OF_TORCH, TAINTED
 from ds_adacc.record.executed_call import ExecutedCall
 
 LIFT_FRESH = torch.ops.aten.lift_fresh.default  # torch calls it with each tensor that it has made of numbers or arrays
@@ -27,39 +30,74 @@ def is_number(tensor: torch.Tensor) -> bool:
 class MadeOfNumbers:
     """The values of a program that were made of numbers alone. Whatever is read of them is no data.
 
-    Those that torch has made of Python's numbers, and numbers that follow from these alone, count as tensors from
-    outside of the block, and what computes them as no operators. As constants of the program, numbers that follow a
-    length would make another program of each length.
+    Those that torch has made of one number, and numbers that follow from these alone, count as tensors from outside of
+    the block, and what computes them as no operators. As constants of the program, numbers that follow a length would
+    make another program of each length.
     """
 
     def __init__(self) -> None:
-        self._producers: dict[int, int | None] = {}  # by value, the operator that has made it
+        self._numbers: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # the tensors of each, as the program has them
+        self._doubtful: set[int] = set()  # the numbers that may hold data after all
+        self._made_by: dict[int, int] = {}  # by value, the operator, if it is one
+        self._from: dict[int, frozenset[int]] = {}  # by value, itself and all that it was made of
+        self._read: frozenset[int] = frozenset()  # what all was made of that Python has read
 
-    def add(self, number: int) -> None:
-        """Note a value that torch has made of a number, or computed of such values alone."""
-        self._producers[number] = None
+    def add(self, number: int, tensor: torch.Tensor, made_of: Iterable[int] = (), is_doubtful: bool = False) -> None:
+        """Note a number: `tensor`, as the program has it. `is_doubtful`: it may hold data."""
+        self._numbers.setdefault(number, []).append(weakref.ref(tensor))
+        self._from[number] = frozenset((number,)).union(*(self._from[each] for each in made_of))
+        if is_doubtful:
+            self._doubtful.add(number)
 
-    def are_numbers(self, ran: ExecutedCall) -> bool:
-        """Whether a call has computed numbers of such values alone. It has no effect, and gives the same again."""
+    def computed(self, ran: ExecutedCall) -> list[int] | None:
+        """Of what numbers a call has computed others, if it has done nothing else; else None.
+
+        It may write to them. It gives the same again.
+        """
         references = list(references_in((ran.args, tuple(value for _, value in ran.kwargs))))
-        known = (isinstance(ref, ValueRef) and self._producers.get(ref.index, 0) is None for ref in references)
+        indices = [ref.index for ref in references if isinstance(ref, ValueRef) and ref.index in self._numbers]
         is_of_torch = getattr(ran.func, "namespace", None) in OF_TORCH
-        is_plain = ran.refusal is None and not (ran.written or ran.dynamic or ran.saved or ran.python_reads)
         is_drawn = torch.Tag.nondeterministic_seeded in getattr(ran.func, "tags", ())
-        are_small = all(tensor.dim() == 0 for tensor in tensors_in(ran.outputs))
-        return bool(references) and all(known) and is_of_torch and is_plain and not is_drawn and are_small
+        tensors = [output for output in ran.outputs if isinstance(output, torch.Tensor)]
+        if not indices or len(indices) != len(references) or not is_of_torch or is_drawn:
+            return None
+        if ran.refusal not in (None, IN_PLACE, TAINTED) or ran.dynamic or any(each.dim() for each in tensors):
+            return None
+        return indices
 
     def note(self, op: RecordedOp) -> None:
         """Note what an operator has made, if it has read nothing but such values, or makes its numbers itself."""
         references = list(op.references)
-        is_of_numbers = all(isinstance(ref, ValueRef) and ref.index in self._producers for ref in references)
         is_of_torch = getattr(op.func, "namespace", None) in OF_TORCH
-        if not (is_of_numbers and is_of_torch and op.replayable and op.draw is None and not op.written):
+        if not (is_of_torch and op.replayable and op.draw is None and not op.written):
             return
-        if references or op.name in _FROM_NOTHING:
-            self._producers.update((index, op.index) for index in op.outputs if index is not None)
+        if all(map(self._includes, references)) and (references or op.name in _FROM_NOTHING):
+            for index in (index for index in op.outputs if index is not None):
+                self._made_by[index] = op.index
+                self._from[index] = frozenset((index,)).union(*(self._from[ref.index] for ref in references))
 
-    def include(self, value: int, ops: list[RecordedOp]) -> bool:
-        """Whether the value is one. `ops`: the program, where an operator is refused that gives other bits again."""
-        producer = self._producers.get(value)
-        return value in self._producers and (producer is None or ops[producer].replayable)
+    def read(self, references: Iterable[ValueRef | ParameterRef | None], ops: list[RecordedOp]) -> bool:
+        """Note that Python reads these values. Returns whether that tells it of data.
+
+        `ops`: the program, where an operator is refused that gives other bits again.
+        """
+        found = list(references)
+        if not found or not all(map(self._includes, found)):
+            return True
+        made_of = frozenset().union(*(self._from[ref.index] for ref in found if ref is not None))
+        operators = (self._made_by[each] for each in made_of if each in self._made_by)
+        if made_of & self._doubtful or not all(ops[each].replayable for each in operators):
+            return True
+        self._read |= made_of
+        return False
+
+    @property
+    def keeps_read(self) -> bool:
+        """Whether the program still has a number that Python has read, or of which it was made.
+
+        It may be a result that a function keeps for later calls. Those read what it is then.
+        """
+        return any(reference() is not None for each in self._read for reference in self._numbers.get(each, ()))
+
+    def _includes(self, reference: ValueRef | ParameterRef | None) -> bool:
+        return isinstance(reference, ValueRef) and reference.index in self._from

@@ -100,8 +100,8 @@ class Recorder(TorchDispatchMode):
         self._has_collective = False
         with self._noting():
             self._note_casts((args, kwargs))
-            if func is LIFT_FRESH and is_number(args[0]) and self.watch.makes_of_number:
-                self.draft.note_number(args[0])
+            if func is LIFT_FRESH and is_number(args[0]):
+                self.draft.note_number(args[0], is_doubtful=not self.watch.makes_of_number)
             encoded = self.draft.arguments(func, args, kwargs)
             states = self.draft.draws.states()
             if getattr(func, "namespace", None) not in OF_TORCH:
@@ -242,6 +242,7 @@ class Recorder(TorchDispatchMode):
         """
         if self.failure is not None:
             raise Unrecordable(self.failure)
+        self.draft.doubt_kept_numbers()
         self.draft.discard(discarded)
         for remark in kept_by_arguments(arguments, self.draft.known):
             self.draft.remark(remark)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import random
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
-import torch
+import numpy as np
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.whole_call import Around
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.program.generators import named_states, set_named_states
+from ds_adacc.program.generators import default_generators, named_states, set_named_states, unmoved
 from ds_adacc.program.signature import why_unhooked
 from ds_adacc.runtime.warnings import Warnings
 
@@ -34,12 +35,16 @@ class PlainCalls:
         self._inside = inside
 
     def fall_back(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
-        """Run a call of the block that cannot be planned, and warn of the reason. `is_asked`: as of `Signature`."""
+        """Run a call of the block that cannot be planned, and warn of the reason.
+
+        `is_asked`: whether it is to be checkpointed by torch. If the `reason` may be one of this call alone, that is
+        what `may_repeat` says.
+        """
         self.warn(block, reason, is_asked)
         return self.run(run, is_asked)
 
     def run_alone(self, block: Block, reason: str, run: Run) -> Any:
-        """Run a call that other ranks may run as planned, so `torch.utils.checkpoint` must not repeat its collectives.
+        """Run a call that other ranks may run as planned, so that its collectives must not be repeated.
 
         Raises RuntimeError as `InputPlacement.refuse_alone` does.
         """
@@ -47,12 +52,19 @@ class PlainCalls:
         self._warnings.fallen_back(block, reason, is_checkpointed=False)
         return run()
 
+    def may_repeat(self, is_asked: bool) -> bool:
+        """Whether a call is to be checkpointed, as the program has asked, if perhaps no other rank has to do so.
+
+        What the call itself brings, such as its data, may let other ranks run theirs as planned. They would not repeat
+        the collectives of their forwards.
+        """
+        return is_asked and not (dist.is_initialized() and dist.get_world_size() > 1)
+
     def warn(self, block: Block, reason: str, is_asked: bool) -> None:
         """Tell the user how such a call runs, and why."""
         can_be_asked = why_unhooked() is None
-        self._warnings.fallen_back(
-            block, reason, is_asked and can_be_asked, _ADVICE if can_be_asked and not is_asked else ""
-        )
+        advice = _ADVICE if can_be_asked and self.may_repeat(not is_asked) else ""
+        self._warnings.fallen_back(block, reason, is_asked and can_be_asked, advice)
 
     def run(self, run: Run, is_asked: bool) -> Any:
         """Run the call. Where nothing can decide what is held for its backward, it is not checkpointed either."""
@@ -63,29 +75,39 @@ class PlainCalls:
             with self._inside():
                 return run.func(*args, **run.keywords)
 
-        # By their place, as torch finds the devices of the random generators in the arguments.
-        return checkpoint(forward, *run.args, use_reentrant=False, context_fn=_drawing_again())
+        again = _DrawingAgain()
+        return checkpoint(
+            forward,
+            *run.args,  # by their place, as torch finds the device in them
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), again),
+        )
 
 
-def _drawing_again() -> Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]:
-    """What forward and its recomputation run in, so that both draw the same by DeepSpeed's tracker.
+class _DrawingAgain:
+    """Within, the random generators have the states that they had when this was made, and afterwards those before.
 
-    torch puts back its own generators only. `deepspeed.checkpointing` puts back those of the tracker too.
+    torch knows its own generators only, and of CUDA's those of the devices of the arguments. If backward runs twice,
+    torch enters the same object twice.
     """
-    states = named_states()
-    return lambda: (nullcontext(), _States(states))
 
-
-class _States:
-    """DeepSpeed's tracker has these states within. If backward runs twice, torch enters the same object twice."""
-
-    def __init__(self, states: dict[str, torch.Tensor]) -> None:
-        self._states = states
-        self._put_back: list[dict[str, torch.Tensor]] = []
+    def __init__(self) -> None:
+        self._states = [(generator, generator.get_state()) for generator in default_generators()]
+        self._named = named_states()
+        self._of_python, self._of_numpy = random.getstate(), np.random.get_state()
+        self._left: list[ExitStack] = []
 
     def __enter__(self) -> None:
-        self._put_back.append(named_states())
-        set_named_states(self._states)
+        stack = ExitStack()
+        stack.enter_context(unmoved(()))
+        stack.callback(set_named_states, named_states())
+        self._left.append(stack)
+        for generator, state in self._states:
+            generator.set_state(state)
+        set_named_states(self._named)
+        random.setstate(self._of_python)
+        np.random.set_state(self._of_numpy)
 
     def __exit__(self, *_: object) -> None:
-        set_named_states(self._put_back.pop())
+        self._left.pop().close()

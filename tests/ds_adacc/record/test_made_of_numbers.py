@@ -1,10 +1,13 @@
 """Tensors that are made of Python's numbers alone hold no data: what follows a read of them is recomputed."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
+import zoo
 from experts import EXPERTS, LAYERS, WIDTH, configured, layers, plainly, recordings, same, train
-from recomputing import compare
+from recomputing import compare, recomputing
 from recorded import record
 from torch import nn
 
@@ -171,6 +174,96 @@ def test_a_tensor_of_a_number_that_the_block_keeps_is_read_where_it_is():
         return (torch.randn(4, WIDTH, requires_grad=True),)
 
     compare(Keeping, 6, another)
+
+
+def test_a_number_that_a_function_keeps_for_later_calls_may_be_another_then():
+    @functools.lru_cache
+    def kept():
+        return torch.tensor(2.0)
+
+    def counting(x):
+        counter = kept()
+        factor = counter.item()
+        counter += 1
+        return x.sin() * factor
+
+    def scheduled(x):
+        return x.sin() * (kept() + 1.0).item()
+
+    def another(block, step):
+        if block.function is scheduled and step == 2:
+            kept().fill_(7.0)
+        return (torch.randn(4, WIDTH, requires_grad=True),)
+
+    for function in (counting, scheduled):
+        runtime, expected = recomputing(), []
+        for call in (lambda block, x: block(x), runtime.checkpoint):
+            kept.cache_clear()
+            torch.manual_seed(0)
+            block, seen = Lambda(function), []
+            for step in range(4):
+                torch.manual_seed(step)
+                args = another(block, step)
+                seen.append(zoo.gradients(block, args, {}, lambda x, b=block, c=call: c(b, x)))
+                runtime.controller.end_backward()
+            expected.append(seen)
+        for one, other in zip(*expected, strict=True):
+            zoo.assert_same_bits(one, other)
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.layer = function, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.function(self.layer(x)).exp().tanh()
+
+
+def test_a_number_may_be_written_in_place_by_numbers():
+    def block(x):
+        capacity = torch.ceil(torch.tensor(1.25) * (len(x) / 4))
+        capacity.clamp_(min=2)
+        return x.sin().exp()[: int(capacity) * 4].tanh()
+
+    recording = record(block, (torch.randn(8, WIDTH, requires_grad=True),), {})
+    assert recording.data_read_at is None and all(op.replayable for op in recording.ops)
+    assert not any(value.overwritten for value in recording.values)
+
+
+class Measured(nn.Module):
+    """Reads data where only the watch of Python's calls tells of it, and then computes with numbers, or does not."""
+
+    def __init__(self, read, computes):
+        super().__init__()
+        self.read, self.computes = read, computes
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        y = self.down(self.up(x).sin().exp().tanh())
+        number = self.read(y.detach())
+        return y * (number.sin() * 2) * (torch.tensor(1.5) * 2) if self.computes else y * number
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: torch.tensor(float(x.numpy().mean())), lambda x: torch.tensor(Reads(x), dtype=x.dtype)],
+    ids=["NumPy", "an object"],
+)
+def test_a_program_with_numbers_is_predicted_though_nothing_watches_a_call_that_is_followed(read):
+    sizes, counts = (48, 40, 56, 44, 60, 36, 52), []
+    for computes in (False, True):
+        make = functools.partial(Measured, read, computes)
+        plain, runtime = train(layers(make), plainly, sizes), configured(memory_budget=0.9)
+        try:
+            found = train(
+                layers(make), lambda block, x, r=runtime: r.run(r.blocks.of(block), block, block, (x,), {}), sizes
+            )
+        finally:
+            checkpointing.use(None)
+        assert same(found, plain)
+        counts.append(runtime.recordings)
+    assert counts[0] == counts[1]
 
 
 def test_a_large_tensor_of_numbers_is_held_as_any_other():

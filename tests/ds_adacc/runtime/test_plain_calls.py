@@ -1,14 +1,18 @@
 """Calls that no plan decides on: plain, or checkpointed by torch where the program asks for that, to the bit."""
 
 import itertools
+import random
 import threading
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import zoo
 from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 from experts import configured
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ds_adacc import checkpointing
 from ds_adacc.checkpointing import checkpoint
@@ -91,16 +95,52 @@ def test_a_block_of_which_a_recording_tells_too_little_is_checkpointed_from_its_
     assert caplog.text.count(BY_TORCH + "it handles a quantized tensor") == 1
 
 
-def test_at_a_new_size_it_is_not_recorded_as_other_ranks_may_recompute_it(runtime):
-    """What they recompute may call collectives, for which they would wait."""
+@pytest.fixture
+def two_ranks():
+    """This process is one of two ranks, of which the other does nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def test_beside_other_ranks_a_call_is_not_checkpointed_for_what_it_brings_itself(two_ranks, caplog):
+    """Data or lengths may make it so on this rank alone, and the others would not repeat its collectives."""
     block = Quantizing()
-    for rows, runs in ((2, 1), (2, 2), (3, 2), (4, 2)):
-        args, before = (torch.randn(rows, 3, 8, requires_grad=True),), block.forwards
-        ours = zoo.gradients(block, args, {}, lambda x: checkpoint(block, x))
-        assert block.forwards - before == runs
-        zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
-        block.scale *= 2  # nor under other guards
-    assert runtime.recordings == 1
+    assert compare(block, lambda x: checkpoint(block, x)) == [1] * CALLS
+    assert PLAINLY + "it handles a quantized tensor" in caplog.text
+    assert "To save memory" not in caplog.text
+    block = Scripted()
+    assert compare(block, lambda x: checkpoint(block, x)) == [2] * CALLS
+
+
+def test_a_block_that_could_once_not_be_recorded_is_tried_again():
+    runtime = configured(memory_budget=1.0)
+
+    class Calibrating(Quantizing):
+        def forward(self, x):
+            return super().forward(x) if self.scale > 1 else self.layers(x)
+
+    block = Calibrating()
+    block.scale = 2.0
+    assert compare(block, lambda x: checkpoint(block, x), 2) == [1, 2]
+    block.scale = 1.0
+    compare(block, lambda x: checkpoint(block, x), 2)
+    assert any(variant.is_recorded for _, variant in runtime.blocks.variants())
+
+
+def test_it_draws_the_same_of_python_and_numpy_too():
+    class Drawing(Scripted):
+        def forward(self, x):
+            return self.layers(x) * random.random() * float(np.random.random())
+
+    block, x = Drawing(), torch.randn(2, 3, 8, requires_grad=True)
+    drawn = []
+    for call in (block, lambda x: checkpoint(block, x)):
+        random.seed(1)
+        np.random.seed(1)
+        drawn.append((zoo.gradients(block, (x,), {}, call), random.random(), float(np.random.random())))
+    zoo.assert_same_bits(drawn[0][0], drawn[1][0])
+    assert drawn[0][1:] == drawn[1][1:]
 
 
 def test_it_draws_the_same_by_deepspeeds_tracker_too(caplog):
