@@ -29,8 +29,9 @@ Rules of this room, cited by their letter and number where they are obeyed:
 
 T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
     would wait for a collective that the other ranks never start.
-T2. A block that cannot be recorded runs under plain autograd, or under `torch.utils.checkpoint` where the program has
-    asked for checkpointing of the call. One warning names the block and the reason.
+T2. A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
+    has asked for checkpointing of the call, unless other ranks may run it as planned: they would not repeat its
+    collectives. One warning names the block and the reason.
 T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
 T4. If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.

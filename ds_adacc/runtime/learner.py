@@ -87,7 +87,7 @@ class Learner:
         guards = {**captured.watch.reads.marks, **incoming.guards}
         if captured.recording is None:
             block.places.update(captured.watch.reads.places)
-            self._plain.warn(block, captured.reason, self._plain.may_repeat(signature.is_asked))
+            self._plain.warn(block, captured.reason, signature.is_asked, is_of_call=True)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)

@@ -34,14 +34,13 @@ class PlainCalls:
         self._warnings = warnings
         self._inside = inside
 
-    def fall_back(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
+    def fall_back(self, block: Block, reason: str, run: Run, is_asked: bool, is_of_call: bool = False) -> Any:
         """Run a call of the block that cannot be planned, and warn of the reason.
 
-        `is_asked`: whether it is to be checkpointed by torch. If the `reason` may be one of this call alone, that is
-        what `may_repeat` says.
+        `is_asked`: as of `Signature`. `is_of_call`: the call itself may have brought the reason, as by its data.
         """
-        self.warn(block, reason, is_asked)
-        return self.run(run, is_asked)
+        self.warn(block, reason, is_asked, is_of_call)
+        return self.run(run, is_asked, is_of_call)
 
     def run_alone(self, block: Block, reason: str, run: Run) -> Any:
         """Run a call that other ranks may run as planned, so that its collectives must not be repeated.
@@ -52,23 +51,14 @@ class PlainCalls:
         self._warnings.fallen_back(block, reason, is_checkpointed=False)
         return run()
 
-    def may_repeat(self, is_asked: bool) -> bool:
-        """Whether a call is to be checkpointed, as the program has asked, if perhaps no other rank has to do so.
-
-        What the call itself brings, such as its data, may let other ranks run theirs as planned. They would not repeat
-        the collectives of their forwards.
-        """
-        return is_asked and not (dist.is_initialized() and dist.get_world_size() > 1)
-
-    def warn(self, block: Block, reason: str, is_asked: bool) -> None:
+    def warn(self, block: Block, reason: str, is_asked: bool, is_of_call: bool) -> None:
         """Tell the user how such a call runs, and why."""
-        can_be_asked = why_unhooked() is None
-        advice = _ADVICE if can_be_asked and self.may_repeat(not is_asked) else ""
-        self._warnings.fallen_back(block, reason, is_asked and can_be_asked, advice)
+        may_be = _may_be_checkpointed(is_of_call)
+        self._warnings.fallen_back(block, reason, is_asked and may_be, _ADVICE if may_be and not is_asked else "")
 
-    def run(self, run: Run, is_asked: bool) -> Any:
-        """Run the call. Where nothing can decide what is held for its backward, it is not checkpointed either."""
-        if not is_asked or why_unhooked() is not None:
+    def run(self, run: Run, is_asked: bool, is_of_call: bool) -> Any:
+        """Run such a call, without a warning."""
+        if not (is_asked and _may_be_checkpointed(is_of_call)):
             return run()
 
         def forward(*args: Any) -> Any:
@@ -83,6 +73,16 @@ class PlainCalls:
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), again),
         )
+
+
+def _may_be_checkpointed(is_of_call: bool) -> bool:
+    """Whether torch can checkpoint a call here, and may.
+
+    If the call itself has brought the reason, other ranks may run theirs as planned. They would not repeat the
+    collectives of their forwards.
+    """
+    has_other_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    return why_unhooked() is None and not (is_of_call and has_other_ranks)
 
 
 class _DrawingAgain:

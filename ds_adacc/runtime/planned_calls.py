@@ -65,7 +65,7 @@ class PlannedCalls:
         """Run the call, and pack what its forward saves."""
         if not variant.is_recorded:
             self._binder.pass_over()
-            return self._plain.run(incoming.call.run, self._plain.may_repeat(incoming.signature.is_asked))
+            return self._plain.run(incoming.call.run, incoming.signature.is_asked, is_of_call=True)
         block, bound = incoming.block, variant.bound
         if bound.prefetcher is None:
             self._binder.pass_over()

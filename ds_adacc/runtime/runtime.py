@@ -152,7 +152,7 @@ class Runtime:
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
-            return self._plain.fall_back(block, reason, run, self._plain.may_repeat(is_asked))
+            return self._plain.fall_back(block, reason, run, is_asked, is_of_call=True)
         self.calls += 1
         if not (block.begins_gradient or _require_gradient(chain(tensors, inner, closure.parameters))):
             output = run()
