@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from operator import itemgetter
 
 from ds_adacc import planner
@@ -43,13 +44,14 @@ class SymbolicProfile:
             return None
         known, (one, other) = Variables([each.lengths for each in self._measured]), self._measured.values()
         values = known.values_at(sizes.lengths)
+        along = None
         if recording.is_whole:
             # Only the profiles tell the bytes of its last value.
             along = _Line(self._given_bytes, _given_bytes(recording), known, values)
-            graph = whole_graph(recording, along.whole([each.graph.values[-1].nbytes for each in (one, other)]))
+            graph = whole_graph(recording, along.most([each.graph.values[-1].nbytes for each in (one, other)]))
         else:
             graph = block_graph(recording)
-        between = _Between(one, other, graph, known, values)
+        between = _Between(one, other, graph, known, values, along)
         channels = zip(*self._channels, _channels(recording), strict=True)
         return between.profile([len(set(at_each)) == 1 for at_each in channels])
 
@@ -58,7 +60,8 @@ class SymbolicProfile:
 class _Between:
     """Makes the profile of `graph` from `one` and the `other`, which were measured at two sizes.
 
-    `variables` and `values`: as of `_Line`.
+    `variables` and `values`: as of `_Line`. `by_data`: of a block as one operator, of which data too decide the bytes:
+    how these follow those of its inputs.
     """
 
     one: planner.Profile
@@ -66,11 +69,12 @@ class _Between:
     graph: planner.BlockGraph
     variables: Variables
     values: Sequence[int] | None
+    by_data: _Line | None
 
     def profile(self, has_same_channels: Sequence[bool]) -> planner.Profile:
         """`has_same_channels`: of each value, whether it has the same channels at all sizes."""
-        own = [self._line({*op.inputs, *op.outputs}) for op in self.graph.ops]
-        everything = self._line(range(len(self.graph.values)))
+        own = [self.by_data or self._line({*op.inputs, *op.outputs}) for op in self.graph.ops]
+        everything = self.by_data or self._line(range(len(self.graph.values)))
         there, back = map(everything.at, zip(self.one.overlap_seconds, self.other.overlap_seconds, strict=True))
         return planner.Profile(
             graph=self._sized_graph(own, everything),
@@ -89,15 +93,16 @@ class _Between:
     def _sized_graph(self, own: Sequence[_Line], everything: _Line) -> planner.BlockGraph:
         """The graph with the bytes that were measured. `own`: how those of each operator follow its values."""
         one, other = self.one.graph, self.other.graph
+        bytes_on = _Line.whole if self.by_data is None else _Line.most
         ops = tuple(
-            replace(op, workspace_bytes=along.whole((a.workspace_bytes, b.workspace_bytes)))
+            replace(op, workspace_bytes=bytes_on(along, (a.workspace_bytes, b.workspace_bytes)))
             for op, along, a, b in zip(self.graph.ops, own, one.ops, other.ops, strict=True)
         )
         events = []
         for event, *each in zip(self.graph.events, one.events, other.events, strict=True):
             nbytes = ((e.gradient_bytes, e.made_bytes, e.late_bytes) for e in each)
-            events.append(event.sized(*map(everything.whole, zip(*nbytes, strict=True))))
-        overhead = everything.whole((one.forward_overhead, other.forward_overhead))
+            events.append(event.sized(*(bytes_on(everything, pair) for pair in zip(*nbytes, strict=True))))
+        overhead = bytes_on(everything, (one.forward_overhead, other.forward_overhead))
         return replace(self.graph, ops=ops, events=tuple(events), forward_overhead=overhead)
 
     def _offers(self, value: int, has_same_channels: bool) -> tuple[planner.CodecCost, ...]:
@@ -139,6 +144,15 @@ class _Line:
         if self.values is not None and (formula := self.variables.proportional(numbers)) is not None:
             number = formula.at(self.values)
         return max(math.ceil(self.at(numbers)) if number is None else number, 0)
+
+    def most(self, numbers: Sequence[int]) -> int:
+        """The whole number there, where data decide as well: at least as many for each byte as at either size.
+
+        Two sizes that are close tell little of how fast it grows.
+        """
+        pairs = zip(self.measured, numbers, strict=True)
+        ratio = max((Fraction(number, each) for each, number in pairs if each), default=Fraction(0))
+        return max(self.whole(numbers), math.ceil(ratio * self.wanted))
 
 
 def _offer(one: planner.CodecCost, other: planner.CodecCost, along: _Line) -> planner.CodecCost:

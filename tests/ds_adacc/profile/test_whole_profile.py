@@ -49,6 +49,19 @@ def test_it_is_worth_it_unless_replays_make_seven_eighths():
     assert not replace(costs, kept_bytes=100).are_worth_it
 
 
+def test_at_another_size_it_takes_as_much_for_each_byte_as_data_have_made_it_take():
+    program = SymbolicProfile()
+    for size, saved in ((10, 1100), (12, 1000)):  # the longer one has met other data
+        whole = as_whole(recorded(size), "(Experts)")
+        costs = WholeCosts(saved, saved, forward=saved, backward=2 * saved, arriving=0)
+        program.learn(Sizes((size, WIDTH)), whole, whole_profile(whole, costs))
+    whole = as_whole(recorded(40), "(Experts)")
+    profile = program.at(Sizes((40, WIDTH)), whole)
+    assert profile.graph.values == whole_graph(whole, 4400).values
+    assert profile.graph.ops[0].workspace_bytes == 4400
+    assert profile.graph.events[0].gradient_bytes == 8800
+
+
 def test_at_another_size_its_bytes_follow_those_of_its_inputs():
     program = SymbolicProfile()
     for size, saved, seconds in ((10, 1000, 1.0), (20, 2600, 2.0)):
