@@ -1,15 +1,16 @@
-"""A second forward of a block, which backward runs as soon as it asks for the first saved tensor (Rule E17)."""
+"""A second forward of a block, which backward runs before it gets the first saved tensor (Rule E17)."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ds_adacc.execute.beginning import Beginning
+from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import Slot, keep, run_packed
 
 
@@ -23,15 +24,48 @@ class _Saved(NamedTuple):
 class SecondForward:
     """The second forward of one call. It gives every slot that is still alive its tensor.
 
-    `around`: what it runs in.
+    `around`: what it runs in. `keeps`: a slot keeps its tensor as long as autograd has the slot. A backward may ask for
+    one twice, and another forward would call its collectives on this rank alone.
     """
 
-    def __init__(self, name: str, beginning: Beginning, around: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        beginning: Beginning,
+        around: Callable[[], AbstractContextManager[None]],
+        keeps: bool = False,
+    ) -> None:
         self._name = name
+        self._keeps = keeps
         self._beginning = beginning
         self._around = around
         self._saved: list[_Saved] = []
         self._has_run = False
+
+    def run_at_gradient_of(self, output: Any, arguments: Any) -> None:
+        """Have backward run it as soon as a gradient of the block's output arrives (Rule T8).
+
+        Ranks may save other tensors, so the first one that backward asks for may come at another place on each.
+        `arguments`: of the block, which may return one.
+        """
+        # The graph holds the slots, and they this object. If the graph's node held it too, so would it hold arguments
+        # that have been given the output since, in a cycle that Python's collector cannot see.
+        has_slots = any(saved.slot is not None for saved in self._saved)
+        find: Callable[[], SecondForward | None] = weakref.ref(self) if has_slots else lambda: self
+
+        def arrived(_: Any) -> None:
+            forward = find()
+            if forward is not None and forward.is_due:
+                forward.run()
+
+        for node in nodes_of(output) - nodes_of(arguments):
+            node.register_prehook(arrived)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has not run yet, or backward has taken what it has made."""
+        slots = (saved.slot() for saved in self._saved if saved.slot is not None)
+        return not self._has_run or any(slot is not None and slot.is_empty for slot in slots)
 
     def slot(self, tensor: torch.Tensor) -> SecondForwardSlot:
         """A slot without its tensor, for a tensor that the first forward saves."""
@@ -64,7 +98,7 @@ class SecondForward:
                 first, second = _text(*saved.look), _text(*look)
                 raise self._differs(f"saves a tensor of {second} where the first saved one of {first}")
             # Whoever asks twice may ask many times, and for all of them: one more forward is enough.
-            slot.fill(keep(tensor), keeps=self._has_run)
+            slot.fill(keep(tensor), keeps=self._keeps or self._has_run)
 
     def _differs(self, what: str) -> RuntimeError:
         return RuntimeError(
@@ -91,6 +125,11 @@ class SecondForwardSlot:
 
     def fill(self, inner: Slot, keeps: bool) -> None:
         self._inner, self._keeps = inner, keeps
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no tensor."""
+        return self._inner is None
 
     def unpack(self) -> torch.Tensor:
         if self._inner is None:
@@ -132,6 +171,17 @@ class _Passed:
 
 
 _PASSED = _Passed()
+
+
+def nodes_of(tree: Any) -> set[Any]:
+    """Autograd's nodes that have made the tensors in nested containers and objects, and those that they are views of.
+
+    A write in place to a view replaces its own node in the graph.
+    """
+    tensors: list[torch.Tensor] = []
+    flatten(tree, tensors, tensors)
+    bases = [tensor._base for tensor in tensors if tensor._base is not None]
+    return {tensor.grad_fn for tensor in (*tensors, *bases) if tensor.grad_fn is not None}
 
 
 def _look(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
