@@ -15,7 +15,8 @@ The files, in the order in which a tensor meets them:
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
 * `whole_call`: the state of a call of a block that is one operator; `second_forward`: runs its forward again in
-  backward; `beginning`: all that this must find as it was.
+  backward; `beginning`: all that this must find as it was; `written_buffers`: of what the forward writes to, too.
+* `host_copies`: holds in host memory what a call saves, while the ranks have yet to agree on a plan for it.
 * `alive_calls`: how many calls of each block type autograd holds at once.
 * `holders/`: what stands for a value until backward, one file for each choice.
 * `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.
@@ -60,11 +61,15 @@ E16. A value that only passes through a replay (`planner/segments.py`) has no ho
     anew, and frees it after its last reader. The replay first asks for all that others make, so that nothing passes
     beside what passes through theirs.
 E17. A call of a block that is one operator holds its arguments alone, or everything that it saves. In the first case
-    backward runs the forward again as soon as it asks for a saved tensor, as torch.utils.checkpoint does without
-    reentrance: with all random generators, the casts of autocast and the arguments as they were. If a parameter, a
-    buffer or a number that it reads is another one, that is an error. It gives each slot that is still alive its
-    tensor, which must look as the one before. The slot gives it up as soon as backward has it. Blocks inside the block
-    are left alone in the second forward as in the first. Nothing of the second forward's own graph is kept.
+    backward runs the forward again as soon as it asks for a saved tensor, or, if that calls collectives, as soon as a
+    gradient of the block's output arrives: ranks may save other tensors. It does so as torch.utils.checkpoint does
+    without reentrance: with all random generators, the casts of autocast and the arguments as they were. If a
+    parameter, a buffer or a number that it reads is another one, that is an error. In place of a registered buffer that
+    the forward writes to it finds a copy of what that held, so nothing is counted twice. It gives each slot that is
+    still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has it; if
+    collectives were called, as soon as autograd gives up the slot. Blocks inside the block are left alone in the second
+    forward as in the first. Nothing of the second forward's own graph is kept. ZeRO-3 keeps what it has gathered for a
+    backward until that has used it.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """

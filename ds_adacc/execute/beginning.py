@@ -12,10 +12,12 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from ds_adacc.execute.written_buffers import WrittenBuffers
 from ds_adacc.program.arguments import generators_in
 from ds_adacc.program.dispatch_modes import modes_now, under
 from ds_adacc.program.function_operator import autocast_now, casting
 from ds_adacc.program.generators import default_generators, identity_of, named_states, set_named_states, unmoved
+from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import Retained
 from ds_adacc.python_state.changes import is_number, rewritten
 from ds_adacc.python_state.content import SCALARS
@@ -28,11 +30,14 @@ class Beginning:
 
     Tensors are held without their graph. Lists, tuples and dicts are copied, so that the forward may change its own.
     What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
-    are with torch.utils.checkpoint. `held`: the tensors among the arguments, by identity.
+    are with torch.utils.checkpoint. `held`: the tensors among the arguments, by identity. `buffers`: those to which the
+    forward writes.
     """
 
-    def __init__(self, call: BlockCall) -> None:
+    def __init__(self, call: BlockCall, recording: Recording | None = None) -> None:
+        """`recording`: that of the block; None: it is recorded now."""
         run = call.run
+        self.buffers = WrittenBuffers(call.closure, recording)
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
         self._objects: list[Any] = []
@@ -73,6 +78,7 @@ class Beginning:
             stack.callback(set_named_states, named)
             stack.enter_context(casting(self._autocast, self._caches_casts))
             stack.enter_context(under(self._modes))
+            stack.enter_context(self.buffers.as_before())
             for mode in self._devices:
                 stack.enter_context(mode)
             for generator, state in self._states:

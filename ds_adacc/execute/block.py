@@ -102,6 +102,10 @@ class Block:
         """The last used variant for this signature, whatever its guards."""
         return next((variant for known, variant in self._variants if known == signature), None)
 
+    def asked_variants(self) -> list[Variant]:
+        """The variants of calls for which the program has asked for checkpointing."""
+        return [variant for signature, variant in self._variants if signature.is_asked]
+
     def relatives(self, signature: Signature, guards: Guards) -> dict[str, tuple[Variant, Sizes]]:
         """The variants whose signatures differ from this one, but only in sizes and strides; each with its sizes.
 
@@ -153,9 +157,12 @@ class Block:
         return changed
 
     def note_effects(self, effects: str) -> None:
-        """A second forward has changed this. There is none any more: the next call is recorded, by its operators."""
+        """A second forward has changed this. There is none any more: the next call is recorded, by its operators.
+
+        If it calls collectives, it stays: the other ranks still run theirs (Rule T8).
+        """
         self.effects = effects
-        self._drop(lambda variant: variant.is_recorded and variant.recording.is_whole)
+        self._drop(lambda v: v.is_recorded and v.recording.is_whole and not v.recording.repeats_collectives)
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

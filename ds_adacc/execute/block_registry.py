@@ -21,10 +21,12 @@ class BlockRegistry:
     """Finds the block that a callable is.
 
     `past`: the blocks of the run that this one resumes, as `to_plain` gave them. Blocks of one name are matched in the
-    order in which they are met, which is the same in both runs: that of the forward.
+    order in which they are met, which is the same in both runs: that of the forward. `names`: what the user would call
+    these modules. Others are called by their classes.
     """
 
-    def __init__(self, past: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, past: Sequence[Mapping[str, Any]] = (), names: Mapping[nn.Module, str] | None = None) -> None:
+        self._names = {} if names is None else names
         self._past = [Block.from_plain(data) for data in past]
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()
@@ -33,7 +35,7 @@ class BlockRegistry:
     def of(self, function: Callable[..., Any]) -> Block:
         """The block of a module, or of a function: the same code over the same closure cells is the same block."""
         if isinstance(function, nn.Module):
-            return self.of_module(function, class_name(function))
+            return self.of_module(function, self._names.get(function) or class_name(function))
         key = identity(function)
         block = self._functions.get(key)
         if block is None:

@@ -10,6 +10,7 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 * `agreement`: what the ranks have agreed on; `coordinator` changes it on all of them at once;
 * `rank_reports`: merges what the ranks have measured, and `ranks` is how they exchange it; `merged_graph`: one graph of
   several;
+* `repeated_collectives`: which blocks' second forwards all ranks run, as these call collectives;
 * `passes`: how many calls were alive at once; `peak_estimate`: what they take together;
 * `plan`: what there is to plan for, and the plan; `solve`: asks the planner for policies; `live_sets`: which block
   types share the budget; `comparison`: what simpler plans would cost;

@@ -9,7 +9,7 @@ from ds_adacc import planner
 from ds_adacc.log import get_logger, is_told
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
-from ds_adacc.plan.live_sets import Alive, LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies
 from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.policy_search import PolicySearch
@@ -154,7 +154,7 @@ class Adopter:
             return estimated_peak(agreement, (types[name].in_force for name in alive), alive)
 
         peak = peak_now()
-        for name in lacking:
+        for name in (each for each in lacking if not types[each].recording.repeats_collectives):
             before = types[name].in_force
             agreement.adopt(_recomputing(before), below[name])
             now = peak_now()
@@ -230,13 +230,20 @@ class Adopter:
         search = self._search(known, agreed, alive)
         # If the number of calls varies, only the end of a pass tells what it takes.
         limit = agreement.budget.grown(search.without) if self._is_steady(agreed) else agreement.budget.limit
-        compresses = agreement.config.forces_compression
-        policies = search.compressed(limit) if compresses else search.policies(limit)
+        policies = self._within(limit, search, known, agreed)
         if policies is None:
             return False
         agreement.budget.limit = limit
         agreement.adopt(search.agreed(known.recording.digest, policies), agreed.spec.name)
         return True
+
+    def _within(self, limit: int, search: PolicySearch, known: KnownType, agreed: AgreedType) -> TypePolicies | None:
+        """Policies for the block type within so many bytes. None if none were found."""
+        if known.recording.repeats_collectives:  # all ranks have agreed on what runs, whatever the sizes
+            like, blocks = agreed.spec.name, len(agreed.policies)
+            fixed = self._agreement.repeated_policies(search.spec.profile, like, blocks)
+            return fixed if search.peak(fixed) <= limit else None
+        return search.compressed(limit) if self._agreement.config.forces_compression else search.policies(limit)
 
     def _is_steady(self, agreed: AgreedType) -> bool:
         """Whether all passes had as many calls of this program alive as are planned for, and all of one size."""
@@ -271,6 +278,7 @@ class Adopter:
         """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""
         agreement, types = self._agreement, self._agreement.known_types
         limit = agreement.budget.limit
+        lean = [name for name in lean if not types[name].recording.repeats_collectives]
         if limit is None or not lean or agreement.config.forces_compression:
             return False
         found = ((name, self._recomputed(name) if name in lean else types[name].agreed) for name in alive)

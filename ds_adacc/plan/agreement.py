@@ -35,6 +35,7 @@ class AgreementState:
     orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
     agreed: tuple[AgreedType, ...] = ()
     errors: tuple[tuple[BlockKey, BlockErrors], ...] = ()
+    repeated: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError unless every policy is valid for its block type."""
@@ -53,8 +54,9 @@ class Agreement:
     policies were adopted from another size of its program, that other block type; the one used last comes last.
     `unpriced`: those of them whose peak beside the largest sizes of other programs is not known; it is computed for
     each live set that has one. `moved`: the types in which a block's index has changed on this rank since the last
-    plan. Errors are stored by index, so this block would get another one's. A `Coordinator` changes all of this on all
-    ranks at once; an `Adopter` adds adopted types on its rank.
+    plan. Errors are stored by index, so this block would get another one's. `repeated`: the names of the blocks of
+    which all ranks run a second forward, with its collectives (`repeated_collectives`). A `Coordinator` changes all of
+    this on all ranks at once; an `Adopter` adds adopted types on its rank.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -71,7 +73,8 @@ class Agreement:
         orders = tuple(self.forward_order.orders.items())
         agreed = tuple(each for name, each in self.agreed_types.items() if name not in self.origins)
         errors = tuple(self.approvals.blocks.items())
-        return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors)
+        repeated = tuple(sorted(self.repeated))
+        return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors, repeated)
 
     def restore(self, state: AgreementState, indices: Mapping[Block, Mapping[str, int]]) -> None:
         """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
@@ -86,6 +89,7 @@ class Agreement:
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
         self.moved: set[str] = set()
         self.approvals.blocks = dict(state.errors)
+        self.repeated = frozenset(state.repeated)
         self.forward_order.restore(dict(state.orders), indices)
 
     def add(self, recording: Recording, profile: planner.Profile) -> KnownType:
@@ -93,7 +97,29 @@ class Agreement:
         known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.agreed_types)
         if known.agreed is not None:
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
+        timed = next((each for each in self._at_other_sizes(known) if each.is_timed), None)
+        if timed is not None:
+            known.time_as(timed)
         return known
+
+    def note_second_forward(self, digest: str, seconds: float) -> bool:
+        """Note how long one has taken. Returns whether the plan did not know of any such block how long it takes."""
+        known = self.known_types.get(digest)
+        if known is None:  # forgotten meanwhile
+            return False
+        is_first = known.agreed is not None and not known.is_timed
+        known.note_second_forward(seconds)
+        for each in self._at_other_sizes(known):
+            if not each.is_timed:
+                each.time_as(known)
+        return is_first
+
+    def _at_other_sizes(self, known: KnownType) -> list[KnownType]:
+        """Those of the same blocks at other sizes, if they are recomputed as a whole."""
+        if not known.recording.is_whole:
+            return []
+        whole = (each for each in self.known_types.values() if each.recording.is_whole and each is not known)
+        return [each for each in whole if each.recording.ops[0].name == known.recording.ops[0].name]
 
     def arrange(self, seen: ForwardPass) -> None:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
@@ -209,6 +235,15 @@ class Agreement:
         """Whether this rank has yet to measure the gradient errors of the type's codecs, which are bounded."""
         return self.approvals.max_error is not None and not known.errors_are_measured and known.offers_lossy
 
+    def repeated_policies(self, profile: planner.Profile, like: str, blocks: int) -> TypePolicies:
+        """What so many blocks run whose second forward calls collectives, if they are the blocks of the type `like`."""
+        names = self.forward_order.names(like)
+        return tuple(self.repeated_policy(profile, names.get(index, "")) for index in range(blocks))
+
+    def repeated_policy(self, profile: planner.Profile, name: str) -> planner.Policy:
+        """What the block of this name runs, whose second forward calls collectives (Rule T8)."""
+        return (planner.recompute_policy if name in self.repeated else planner.retain_policy)(profile)
+
     def placement(self, known: KnownType) -> InputPlacement:
         """How the block inputs that a policy of the type retains are held: as shares only where the ranks have agreed.
 
@@ -241,6 +276,13 @@ class Agreement:
             del self.agreed_types[name]
         self.forward_order.forget_all_but(self.agreed_types)
         self.approvals.forget_all_but(self.agreed_types)
+
+    def forget_planned(self, names: Collection[str]) -> None:
+        """Forget what was planned for these block types: they adopt policies anew, or wait for a plan."""
+        for name in names:
+            self.agreed_types.pop(name, None)
+        self.live_sets = tuple(each for each in self.live_sets if each.isdisjoint(names))
+        self.unfit = tuple(each for each in self.unfit if each.isdisjoint(names))
 
     def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""

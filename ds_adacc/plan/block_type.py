@@ -172,10 +172,28 @@ class KnownType:
         ]
         self.profile = replace(self.profile, codecs=tuple(kept))
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is one operator of which the seconds are known. Until then they count as 0."""
+        return self.recording.is_whole and self.profile.op_seconds != (0.0,)
+
+    def time_as(self, relative: KnownType) -> None:
+        """Take the seconds of a second forward from the same blocks at other sizes, until one is timed at this size."""
+        ours, theirs = (each.profile.graph.values[-1].nbytes for each in (self, relative))
+        if theirs:
+            self.note_second_forward(relative.profile.op_seconds[0] * ours / theirs)
+
     def note_second_forward(self, seconds: float) -> None:
         """Note how long a second forward of a block of this type took: from the next planning on, the least counts."""
         (before,) = self.profile.op_seconds
         self.profile = replace(self.profile, op_seconds=(min(before or seconds, seconds),))
+
+    def resume_whole(self, profile: planner.Profile) -> None:
+        """Take over what the run that this one resumes has measured of a block as one operator."""
+        self.note_more(profile)
+        (seconds,) = profile.op_seconds
+        if seconds:
+            self.note_second_forward(seconds)
 
     def note_more(self, profile: planner.Profile) -> None:
         """A block of this type takes this as one operator: from the next planning on, the most that one takes counts.

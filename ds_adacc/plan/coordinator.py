@@ -30,6 +30,7 @@ from ds_adacc.plan.rank_reports import (
     merge_requests,
 )
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.plan.repeated_collectives import Repeatable, RepeatableByAll
 from ds_adacc.plan.solve import Forgiven, more_time, solve
 
 
@@ -52,13 +53,15 @@ class Coordinator:
         forgiven: Forgiven = Forgiven.NONE,
         capacity: Mapping[str, Mapping[int, int]] | None = None,
         corrections: Mapping[str, Correction] | None = None,
+        repeatable: Repeatable | None = None,
     ) -> Plan:
         """Agree on policies for these live sets and all sets that share block types with them. Put them in force.
 
         Every rank must call. Each may pass different live sets, and a reason or "". `capacity` (the same on all ranks)
         and `corrections` (measured on this rank) are by block type, and replace the agreed ones. The first plan
         converts a budget that is a fraction or "auto" into bytes; later plans use that number. `device` is None on a
-        rank that has run no block yet; the memory of the other ranks then sets the budget.
+        rank that has run no block yet; the memory of the other ranks then sets the budget. `repeatable`: the blocks
+        whose collectives this rank can call again; None: none.
 
         Raises on every rank what the first rank raises and what is not `forgiven`: planner.InfeasibleBudget and
         planner.NoSolutionInTime. In that case the policies stay, but what was measured of blocks that have got another
@@ -82,17 +85,23 @@ class Coordinator:
         if device is not None:
             available = available_bytes(device, self._recomputed_peak(live), agreement.budget.peak)
         passes = agreement.passes.within(reports.keys())
-        everyone = self._ranks.gather(RankAnswer(reports, passes, agreement.forward_order.orders, available))
+        answer = RankAnswer(reports, passes, agreement.forward_order.orders, available, repeatable or Repeatable())
+        everyone = self._ranks.gather(answer)
         # 3. The first rank solves. Block types that no rank has any more are left out.
-        present = frozenset(digest for answer in everyone for digest in answer.reports)
+        present = frozenset(digest for each in everyone for digest in each.reports)
         sets, orders = maximal(names & present for names in live), merge_orders([each.orders for each in everyone])
-        plan, agreed = self._ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven))
+        by_all = RepeatableByAll([each.repeatable for each in everyone])
+        stays = [names for names in live if not names & touched]
+
+        plan, agreed = self._ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
         # 4. Every rank puts the same policies in force.
         self._warn(plan)
         agreement.forward_order.orders = orders
         agreement.budget.limit = max(plan.budget, agreement.budget.limit or 0)
         agreement.set_agreed(agreed)
-        self._remember((*(names for names in live if not names & touched), *sets), plan)
+        agreement.repeated = by_all.repeated(agreement.repeated, agreed)
+        self._remember((*stays, *sets), plan)
+        agreement.forget_planned(by_all.superseded(agreed, agreement.agreed_types.keys() - agreement.origins.keys()))
         return plan
 
     def _warn(self, plan: Plan) -> None:
@@ -158,9 +167,10 @@ class Coordinator:
         orders: Orders,
         reason: str,
         forgiven: Forgiven,
+        by_all: RepeatableByAll,
     ) -> tuple[Plan, tuple[AgreedType, ...]]:
         """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
-        agreement, merged = self.agreement, self._merge([answer.reports for answer in everyone])
+        agreement, merged = self.agreement, self._merge([answer.reports for answer in everyone], by_all)
         specs = {digest: each.spec for digest, each in merged.items()}
         passes = [alive for answer in everyone for alive in answer.passes]
         request = PlanRequest(specs, live_sets, orders, agreement.approvals.aim, passes)
@@ -184,7 +194,7 @@ class Coordinator:
         agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
         return plan, tuple(agreed)
 
-    def _merge(self, everyone: Sequence[Mapping[str, RankReport]]) -> dict[str, AgreedType]:
+    def _merge(self, everyone: Sequence[Mapping[str, RankReport]], by_all: RepeatableByAll) -> dict[str, AgreedType]:
         """The ranks' reports on each block type merged into one `AgreedType`, without policies yet, by digest."""
         merged = {}
         for digest in sorted({digest for told in everyone for digest in told}):
@@ -195,6 +205,7 @@ class Coordinator:
             correction = merge_corrections(reports, before)
             known, prices = self.agreement.known_types.get(digest), self.agreement.outlier_prices
             profile = correction.applied_to(prices.at_capacity(merge_profiles(reports), known, capacity))
+            profile = by_all.restrict(digest, profile)
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))
             shares_inputs = all(report.shares_inputs for report in reports)

@@ -12,6 +12,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.plan.plan import Orders
+from ds_adacc.plan.repeated_collectives import Repeatable
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ class RankAnswer:
     """What one rank tells of the block types in question: its reports on those that it has run, by digest.
 
     `passes`: those that it has run of these. `orders` is as in `ForwardOrder`. `available`: bytes left on its device;
-    None if it has run no block yet.
+    None if it has run no block yet. `repeatable`: the blocks whose collectives it can call again.
     """
 
     reports: Mapping[str, RankReport]
     passes: Sequence[Alive]
     orders: Orders
     available: int | None
+    repeatable: Repeatable
 
 
 @dataclass(frozen=True)

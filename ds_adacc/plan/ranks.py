@@ -17,6 +17,11 @@ _TIMEOUT = timedelta(minutes=30)  # gloo's default, and more than it takes to st
 _SEARCHES = 20 * 15
 
 
+def has_other_ranks() -> bool:
+    """Whether the program runs on several ranks."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 class Ranks:
     """The ranks of a group, or the listed ranks. They communicate over gloo, which never waits for the accelerator.
 

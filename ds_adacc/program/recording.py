@@ -178,6 +178,17 @@ class Recording:
         """Whether the block is one operator, which only a second forward runs again (Rule R20)."""
         return any(isinstance(op.func, WholeBlock) for op in self.ops)
 
+    @functools.cached_property
+    def repeats_collectives(self) -> bool:
+        """Whether it is whole, and its second forward calls collectives (Rule T8)."""
+        return any(isinstance(op.func, WholeBlock) and op.func.repeats_collectives for op in self.ops)
+
+    @property
+    def written_buffers(self) -> list[tuple[weakref.ref[Any], Path]]:
+        """Those of `buffers` that the block writes to, if it is whole."""
+        whole = (op.func for op in self.ops if isinstance(op.func, WholeBlock))
+        return [self.buffers[place] for func in whole for place in func.writes_to]
+
     @property
     def remarks_on_replays(self) -> tuple[str, ...]:
         """Why the plan has less to choose from in this block than the user may expect, each thing once."""

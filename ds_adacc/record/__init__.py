@@ -122,7 +122,8 @@ R19. A kernel that a block launches itself, outside of any Function and operator
 R20. A block that reads data, or numbers that it has put into tensors, may be planned as one operator, which only a
     second forward runs again (Rule E17). It makes one value: all that the block makes and backward needs. Data decide
     how many bytes those are, so the program does not have them; the profile has. What comes before the read is part of
-    the program, and what follows is not, as ranks must agree on it. A block that calls a collective, runs compiled
-    code, or writes to a tensor that it has not made, statistics among them, is never planned so: to run it twice would
-    do more than to make its tensors.
+    the program, and what follows is not, as ranks must agree on it. Where ZeRO-3 gathers parameters in the block, their
+    shapes stand for what comes before. A block that runs compiled code, has a batch norm in training, or writes to a
+    tensor that it has not made, other than a registered buffer, is never planned so: to run it twice would do more than
+    to make its tensors. Of collectives in it, Rule T8 tells.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,3 +28,13 @@ class BlockCall(NamedTuple):
     def arguments(self) -> tuple[Any, ...]:
         """All its arguments."""
         return (*self.run.args, *self.run.keywords.values())
+
+    @property
+    def gathered_within(self) -> list[torch.Tensor]:
+        """The parameters that hooks of ZeRO-3 gather and release in it. A leaf module's hooks run around it."""
+        partitioned = [parameter for parameter in self.closure.parameters if hasattr(parameter, "ds_id")]
+        if not partitioned:
+            return []
+        is_forward = isinstance(self.run.func, types.MethodType) and self.run.func.__name__ == "forward"
+        module = getattr(self.run.func, "__self__", None) if is_forward else None
+        return [p for p in partitioned if module is None or getattr(p, "ds_z3_leaf_module", None) is not module]

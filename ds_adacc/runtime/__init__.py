@@ -31,7 +31,7 @@ T1. A plan changes only between two steps, and on all ranks in the same step. A 
     would wait for a collective that the other ranks never start.
 T2. A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
     has asked for checkpointing of the call, unless other ranks may run it as planned: they would not repeat its
-    collectives. One warning names the block and the reason.
+    collectives (but see Rule T8). One warning names the block and the reason.
 T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
 T4. If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
@@ -39,4 +39,9 @@ T6. If a forward or backward fails, the state is as if the step had not begun. I
 T7. A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
     `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
     Nor is it if its first call has changed what later calls depend on, such as a counter.
+T8. A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
+    on none, and at the same place in backward. So the ranks agree on the names of such blocks when they plan; until
+    then all retain what these save. What one rank alone knows has no part in it: the sizes of its inputs, a trial, a
+    recording. If a rank cannot run a call of such a block as planned, its backward runs the forward again all the same,
+    or it raises an error.
 """

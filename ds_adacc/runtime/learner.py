@@ -81,20 +81,32 @@ class Learner:
         beginning, arguments, run = None, None, incoming.call.run
         if signature.is_asked:
             # The signature has the arguments without those of a `functools.partial` that is called.
-            beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
+            with budget.aside():  # it copies what the block may write to
+                beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
         with budget.aside():
             captured = capture(block.name, incoming.call)
         guards = {**captured.watch.reads.marks, **incoming.guards}
         if captured.recording is None:
             block.places.update(captured.watch.reads.places)
+            if signature.is_asked and block.name in controller.agreement.repeated:
+                raise RuntimeError(
+                    f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
+                    f"checkpointing. But on this rank a call of it cannot be recorded: {captured.reason}. Call it so "
+                    "that it can be, or without a checkpoint"
+                )
             self._plain.warn(block, captured.reason, signature.is_asked, is_of_call=True)
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
         recording, costs = as_decided(
-            Called(incoming, guards, beginning, arguments, captured), recording, controller.agreement.inputs
+            Called(incoming, guards, beginning, arguments, captured),
+            recording,
+            controller.agreement,
+            ranks_agree=controller.stepped,
         )
         captured.recording = recording
+        if beginning is not None and costs is not None:
+            beginning.buffers.keep(recording)
         block.places.update(captured.watch.reads.places)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
@@ -221,6 +233,8 @@ class Learner:
         else:
             profile = symbolic_types.profile(like, example) or self._profiler.profile(recording, captured)
         known = controller.agreement.add(recording, profile)
+        if costs is not None and (resumed := self._profiler.remembered.get(recording.digest)) is not None:
+            known.resume_whole(resumed)
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
             adopter.adopt(known, like)

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import functools
 import random
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
+import torch
 from torch.utils.checkpoint import checkpoint
 
+from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.second_forward import SecondForward
 from ds_adacc.execute.whole_call import Around
 from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.ranks import has_other_ranks
 from ds_adacc.program.generators import default_generators, named_states, set_named_states, unmoved
+from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.signature import why_unhooked
+from ds_adacc.program.slots import run_packed
+from ds_adacc.python_state.closure import closure_of
+from ds_adacc.record.block_call import BlockCall
+from ds_adacc.runtime.second_forwards import kept_gathered, put_back
 from ds_adacc.runtime.warnings import Warnings
 
 Run = functools.partial[Any]  # the function of a call, with its arguments
@@ -40,29 +49,64 @@ class PlainCalls:
         `is_asked`: as of `Signature`. `is_of_call`: the call itself may have brought the reason, as by its data.
         """
         self.warn(block, reason, is_asked, is_of_call)
-        return self.run(run, is_asked, is_of_call)
+        return self.run(block, run, is_asked, is_of_call)
 
-    def run_alone(self, block: Block, reason: str, run: Run) -> Any:
-        """Run a call that other ranks may run as planned, so that its collectives must not be repeated.
+    def run_alone(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
+        """Run a call that other ranks may run as planned: its collectives are called again only if theirs are.
 
         Raises RuntimeError as `InputPlacement.refuse_alone` does.
         """
         self._agreement.inputs.refuse_alone(block.name, reason)
+        if self._is_repeated(block, is_asked):
+            self._warnings.as_on_other_ranks(block, reason)
+            return self._again_as_others(block, run)
         self._warnings.fallen_back(block, reason, is_checkpointed=False)
         return run()
 
     def warn(self, block: Block, reason: str, is_asked: bool, is_of_call: bool) -> None:
         """Tell the user how such a call runs, and why."""
+        if is_of_call and self._is_repeated(block, is_asked):
+            self._warnings.as_on_other_ranks(block, reason)
+            return
         may_be = _may_be_checkpointed(is_of_call)
         self._warnings.fallen_back(block, reason, is_asked and may_be, _ADVICE if may_be and not is_asked else "")
 
-    def run(self, run: Run, is_asked: bool, is_of_call: bool) -> Any:
+    def run(self, block: Block, run: Run, is_asked: bool, is_of_call: bool) -> Any:
         """Run such a call, without a warning."""
-        if not (is_asked and _may_be_checkpointed(is_of_call)):
-            return run()
+        if is_of_call and self._is_repeated(block, is_asked):
+            return self._again_as_others(block, run)
+        return self._checkpointed(run) if is_asked and _may_be_checkpointed(is_of_call) else run()
+
+    def _is_repeated(self, block: Block, is_asked: bool) -> bool:
+        """Whether all ranks run a second forward of the block, with its collectives (Rule T8)."""
+        return is_asked and block.name in self._agreement.repeated and why_unhooked() is None
+
+    def _again_as_others(self, block: Block, run: Run) -> Any:
+        """Run the call, and have backward run it again at the same place as on the other ranks."""
+        closure = closure_of(run)
+        known = next((v.recording for v in block.variants() if v.is_recorded and v.recording.is_whole), None)
+
+        call, parameters = BlockCall((), (), closure, run), list(closure.parameters)
+        versions = [parameter._version for parameter in parameters]
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            check_parameters(parameters, versions, are_updated=False)
+            with self._inside(), put_back(closure), kept_gathered(parameters):
+                yield
+
+        second = SecondForward(block.name, Beginning(call, known), around, keeps=True)
+        with self._inside():
+            output = run_packed(second.slot, run)
+        second.run_at_gradient_of(output, call.arguments)
+        return output
+
+    def _checkpointed(self, run: Run) -> Any:
+        """Run the call under torch's checkpoint."""
+        closure = closure_of(run)
 
         def forward(*args: Any) -> Any:
-            with self._inside():
+            with self._inside(), kept_gathered(closure.parameters):
                 return run.func(*args, **run.keywords)
 
         again = _DrawingAgain()
@@ -72,6 +116,8 @@ class PlainCalls:
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), again),
+            # It ends a second forward by an exception, as soon as all is there. TorchScript makes an error of that.
+            early_stop=not any(isinstance(module, torch.jit.ScriptModule) for module in closure.submodules()),
         )
 
 
@@ -81,8 +127,7 @@ def _may_be_checkpointed(is_of_call: bool) -> bool:
     If the call itself has brought the reason, other ranks may run theirs as planned. They would not repeat the
     collectives of their forwards.
     """
-    has_other_ranks = dist.is_initialized() and dist.get_world_size() > 1
-    return why_unhooked() is None and not (is_of_call and has_other_ranks)
+    return why_unhooked() is None and not (is_of_call and has_other_ranks())
 
 
 class _DrawingAgain:

@@ -13,6 +13,7 @@ from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
+from ds_adacc.execute.host_copies import HostCopies
 from ds_adacc.execute.variant import Variant
 from ds_adacc.execute.whole_call import Around, WholeCall
 from ds_adacc.observe.outlier_tracker import tracking_outliers
@@ -65,7 +66,7 @@ class PlannedCalls:
         """Run the call, and pack what its forward saves."""
         if not variant.is_recorded:
             self._binder.pass_over()
-            return self._plain.run(incoming.call.run, incoming.signature.is_asked, is_of_call=True)
+            return self._plain.run(incoming.block, incoming.call.run, incoming.signature.is_asked, is_of_call=True)
         block, bound = incoming.block, variant.bound
         if bound.prefetcher is None:
             self._binder.pass_over()
@@ -78,7 +79,7 @@ class PlannedCalls:
         if reason is not None or (bound.is_trivial and not is_watched):
             alive = step.current_pass.begin_call(variant.digest)
             run = incoming.call.run
-            output = run() if reason is None else self._plain.run_alone(block, reason, run)
+            output = run() if reason is None else self._plain.run_alone(block, reason, run, incoming.signature.is_asked)
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
@@ -114,7 +115,7 @@ class PlannedCalls:
                 self._note_other_graphs(incoming.block, variant, outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
-            return self._finish(call, output, probe, done)
+            return self._finish(incoming, call, output, probe, done)
         finally:
             call.close()
 
@@ -142,11 +143,18 @@ class PlannedCalls:
             captured.hand_over(pack)
             if not call.diverged:
                 call.release()
-            return self._finish(call, output, probe, done)
+            return self._finish(incoming, call, output, probe, done)
         finally:
             call.close()
 
-    def _finish(self, call: Call | WholeCall, output: Any, probe: Probe | None, done: Callable[[Any], None]) -> Any:
+    def _finish(
+        self,
+        incoming: Incoming,
+        call: Call | WholeCall,
+        output: Any,
+        probe: Probe | None,
+        done: Callable[[Any], None],
+    ) -> Any:
         """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one.
 
         What is observed of its backward begins before the probe's own ones, which are not timed.
@@ -154,6 +162,8 @@ class PlannedCalls:
         if probe is not None and not call.diverged:  # else it would measure another program
             output = probe.watch(output)
         done(output)
+        if isinstance(call, WholeCall) and call.bound.recording.repeats_collectives:
+            call.run_at_gradient_of(output, incoming.call.arguments)
         if call.diverged:
             assert call.alive is not None  # `_begin` has counted it
             self._controller.step.current_pass.note_plain(call.alive, output)
@@ -198,11 +208,16 @@ class PlannedCalls:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: Call | WholeCall
         if second is not None:
-            call = WholeCall(bound, inputs, second.beginning, second.around, alive)
+            call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:
             call = Call(bound, inputs, told, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
         pack: Pack = call.pack
+        if (
+            bound.recording.repeats_collectives
+            and self._controller.agreement.known_types[variant.digest].agreed is None
+        ):
+            pack = HostCopies(call.pack).pack
         if tracking and isinstance(call, Call):
             agreement = self._controller.agreement
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
@@ -215,25 +230,21 @@ class PlannedCalls:
     def _second(self, incoming: Incoming, variant: Variant, recorded: Beginning | None = None) -> _Second | None:
         """The second forward of a call that is about to begin; None if it saves what it saves.
 
-        `recorded`: the beginning of a call that was recorded, and has run. Its second forward is timed.
+        `recorded`: the beginning of a call that was recorded, and has run. Its second forward is timed, and so are the
+        first ones under a plan if the ranks had yet to agree on them.
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
         around = SecondForwards(incoming, variant, self._inside, self._warnings).around
-        if recorded is None:
-            return _Second(Beginning(incoming.call), around)
-        return _Second(recorded, functools.partial(self._timed, variant.digest, around))
+        if recorded is not None or not self._controller.agreement.known_types[variant.digest].is_timed:
+            around = functools.partial(self._timed, variant.digest, around)
+        return _Second(recorded or Beginning(incoming.call, variant.recording), around)
 
     @contextmanager
     def _timed(self, digest: str, around: Around) -> Iterator[None]:
-        """Note how long a second forward takes. The step is one that records, so it may wait for the device."""
-        known = self._controller.agreement.known_types.get(digest)
-        with around():
-            if known is None:  # forgotten meanwhile
-                yield
-                return
-            with stopwatch(self._binder.device, known.note_second_forward):
-                yield
+        """Note how long a second forward takes. It waits for the device, but in few calls: until one is timed."""
+        with around(), stopwatch(self._binder.device, functools.partial(self._controller.note_second_forward, digest)):
+            yield
 
     def _note_other_graphs(self, block: Block, variant: Variant, outdated: Collection[type]) -> None:
         """A call of the block has run other graphs than the recorded ones, or with other numbers."""

@@ -119,6 +119,8 @@ class RuntimeRegistry:
         modules = weakref.WeakSet(() if module is None else module.modules())
         self._of_engines.append((weakref.ref(runtime, self._forget), modules))
         runtime.controller.hold_inputs(placement)
+        if module is not None:
+            runtime.controller.name_modules(module)
 
     def unregister(self, runtime: Runtime) -> None:
         """Forget this runtime, whose engine could not be served."""

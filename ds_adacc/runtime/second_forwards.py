@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,8 @@ from ds_adacc.python_state.places import marks_of
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.warnings import Warnings
 
+_SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which ZeRO-3 knows who uses a parameter
+
 
 class SecondForwards:
     """What the second forward of one call runs in (`WholeCall`). Make it before the forward of the call.
@@ -33,10 +35,14 @@ class SecondForwards:
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
         self._unread = variant.unread
+        self._stays = variant.recording.repeats_collectives
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
         self._inside = inside
         self._warnings = warnings
-        self._versions = [(weakref.ref(tensor), tensor._version) for tensor in incoming.held]
+        # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
+        written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
+        held = (tensor for tensor in incoming.held if id(tensor) not in written)
+        self._versions = [(weakref.ref(tensor), tensor._version) for tensor in held]
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -61,13 +67,15 @@ class SecondForwards:
         for reference, version in self._versions:
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                raise modified("a tensor that a block holds", tensor, version)
-        with self._inside(), _put_back(self._closure):
+                told = modified("a tensor that a block holds", tensor, version)
+                remedy = "If the block's own forward does that with some data only, keep it outside of the block"
+                raise RuntimeError(f"block {self._block.name}: {told}. {remedy}")
+        with self._inside(), put_back(self._closure), kept_gathered(self._closure.parameters):
             yield
         effects = rewritten(now, self._read())
         if effects:
             self._block.note_effects(in_short(effects))
-            self._warnings.ran_twice(self._block)
+            self._warnings.ran_twice(self._block, self._stays)
 
     def _read(self) -> Guards:
         reading, _ = self._closure.read(marks_of(self._block.places), self._block.last_reading)
@@ -75,7 +83,7 @@ class SecondForwards:
 
 
 @contextmanager
-def _put_back(closure: Closure) -> Iterator[None]:
+def put_back(closure: Closure) -> Iterator[None]:
     """Put back the tensors that modules have as attributes, such as an auxiliary loss with the graph of its forward."""
     every = (attributes for module in closure.submodules() for attributes in (vars(module), module._buffers))
     held = [(attributes, _tensors(attributes)) for attributes in every]
@@ -84,6 +92,25 @@ def _put_back(closure: Closure) -> Iterator[None]:
     finally:
         for attributes, tensors in held:
             attributes.update(tensors)
+
+
+@contextmanager
+def kept_gathered(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have ZeRO-3 keep those of the parameters that it has gathered for the backward of a module.
+
+    The hooks of the module would release them after its second forward, before its backward has used them.
+    """
+    partitioned = (parameter for parameter in parameters if hasattr(parameter, "ds_id"))
+    users_of_each: list[set[object]] = [vars(parameter)["ds_active_sub_modules"] for parameter in partitioned]
+    before = [set(users) for users in users_of_each]
+    try:
+        for users in filter(None, users_of_each):
+            users.add(_SECOND_FORWARD)
+        yield
+    finally:
+        for users, earlier in zip(users_of_each, before, strict=True):
+            users.clear()
+            users.update(earlier)
 
 
 def _reference(owner: Any, path: Path) -> Callable[[], torch.Tensor | None]:

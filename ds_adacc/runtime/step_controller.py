@@ -20,9 +20,11 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
@@ -37,8 +39,10 @@ from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.peak_estimate import largest_pass
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
+from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.memory_trace import is_in_backward
+from ds_adacc.program.module_class import name_in_model
 from ds_adacc.program.recording import Recording
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
@@ -80,11 +84,12 @@ class StepController:
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._begin(State())
 
     def _begin(self, state: State) -> None:
         """Begin a run, or continue one from a saved state."""
-        self.blocks = BlockRegistry(state.blocks)
+        self.blocks = BlockRegistry(state.blocks, self._names)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement, self.blocks)
@@ -104,8 +109,13 @@ class StepController:
         self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
+        self._timed_late: set[str] = set()  # block types of which a second forward was timed after their plan
         self._untold = state.plan  # the restored plan, until the user is told of it
         self.step = self._next_step()
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Call the modules of the model by their names in it, which are the same on all ranks."""
+        self._names.update({module: name_in_model(name, module) for name, module in model.named_modules()})
 
     @property
     def device(self) -> torch.device | None:
@@ -151,6 +161,11 @@ class StepController:
             known = self.agreement.known_types.get(owner)
             if known is not None:  # a size that was forgotten in this forward
                 known.keep_whole(place)
+
+    def note_second_forward(self, digest: str, seconds: float) -> None:
+        """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
+        if self.agreement.note_second_forward(digest, seconds):
+            self._timed_late.add(self.agreement.origin(digest))
 
     def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
@@ -211,6 +226,9 @@ class StepController:
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
+            late, self._timed_late = sorted(self._timed_late & self.agreement.known_types.keys()), set()
+            if late:
+                self.pending.add(self.agreement.partners(late), "second forwards were timed after the plan")
             self.pending.end_step(self.schedule.ended - self._planned_in)
             # A rank that knows none of the block types would have nothing to report of them.
             is_due = bool(self.pending) and not self.pending.names.isdisjoint(self.agreement.known_types)
@@ -280,14 +298,18 @@ class StepController:
         for forward_pass in self.step.passes.values():
             self.agreement.arrange(forward_pass)
         self.step.passes = {}
-        plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections)
+        repeatable = Repeatable.of(self.blocks.all(), self.agreement.forward_order.names)
+        plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections, repeatable)
         self.plan, self.observation, self._planned_in = plan, None, self.schedule.ended
         self._untold = None
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)
         self.pending.forget(self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted}))
-        self.choose_policies([*plan.policies, *adopted])
+        together = {name: k for name, k in self.agreement.known_types.items() if k.recording.repeats_collectives}
+        for name, known in together.items():  # at other sizes too, they run what all ranks have agreed on now
+            self.new_sizes.adopter.adopt(known, name)
+        self.choose_policies([*plan.policies, *adopted, *together])
         self.new_sizes.forget_unused()
         self.plan_log.decided(plan, self.schedule.ended)
         return plan

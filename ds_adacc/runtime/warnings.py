@@ -31,6 +31,12 @@ class Warnings:
             text = "block %s runs under torch.utils.checkpoint in place of ds_adacc, as you ask for checkpointing: %s%s"
         self._tell(block, text, reason, advice, once_for=reason)
 
+    def as_on_other_ranks(self, block: Block, reason: str) -> None:
+        """A call of the block cannot be planned on this rank; its forward runs again as on the others (Rule T8)."""
+        self.has_fallen_back = True
+        text = "block %s is not planned on this rank: %s. Backward runs its forward again, as on the other ranks"
+        self._tell(block, text, reason, once_for=reason)
+
     def of_no_engine(self, name: str) -> None:
         """A function was checkpointed while several engines run, and it uses the modules of none."""
         self._tell(
@@ -99,13 +105,16 @@ class Warnings:
             once_for=checkpoint,
         )
 
-    def ran_twice(self, block: Block) -> None:
-        """A second forward of the block has changed something a second time."""
+    def ran_twice(self, block: Block, stays: bool) -> None:
+        """A second forward of the block has changed something a second time. `stays`: it will be run again."""
         self._tell(
             block,
             "block %s: backward has run its forward a second time, and that has changed %s, as the first forward had. "
-            "From the next call on, the block is not recomputed as a whole",
+            "%s",
             block.effects,
+            "The other ranks run theirs too, so it will happen again: keep that outside of the block"
+            if stays
+            else "From the next call on, the block is not recomputed as a whole",
         )
 
     def unmeasurable(self, name: str, reason: str) -> None:

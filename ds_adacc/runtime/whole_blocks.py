@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Hashable
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,7 +10,11 @@ import torch
 
 from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.execute.second_forward import nodes_of
 from ds_adacc.execute.variant import in_short
+from ds_adacc.execute.written_buffers import why_not_put_back
+from ds_adacc.plan.agreement import Agreement
+from ds_adacc.plan.ranks import has_other_ranks
 from ds_adacc.profile.whole_profile import WholeCosts
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import TAINTED
@@ -20,8 +23,7 @@ from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.record.as_whole import as_whole, why_not_again
-from ds_adacc.record.block_call import BlockCall
+from ds_adacc.record.as_whole import as_whole, calls_collective, why_not_again
 from ds_adacc.record.capture import Capture
 from ds_adacc.runtime.incoming import Incoming
 
@@ -46,23 +48,37 @@ class Called(NamedTuple):
     captured: Capture
 
 
-def as_decided(called: Called, recording: Recording, placement: InputPlacement) -> tuple[Recording, WholeCosts | None]:
+def as_decided(
+    called: Called, recording: Recording, agreement: Agreement, ranks_agree: bool
+) -> tuple[Recording, WholeCosts | None]:
     """The recording of the call as it is to be planned: as one operator, with its costs, or as it is.
 
-    `placement`: how the inputs of blocks are held. Where a second forward would save much and the program has not asked
-    for it, or it must not be, a remark says so.
+    `ranks_agree`: whether all ranks agree on a plan. Where a second forward would save much and the program has not
+    asked for it, or it must not be, a remark says so.
+    Raises RuntimeError if the other ranks run a second forward, and this rank cannot.
     """
+    block, gathered = called.incoming.block, called.incoming.call.gathered_within
+    repeats = has_other_ranks() and (calls_collective(recording) or bool(gathered))
+    if called.beginning is not None and block.name in agreement.repeated:
+        if (reason := _why_not_the_same(called, recording)) is not None:
+            raise RuntimeError(
+                f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
+                f"checkpointing. But on this rank {reason}. Pass the generator to the block as an argument"
+            )
+        return as_whole(recording, block.class_name, True, gathered), WholeCosts.of(recording)
     if recording.data_read_at is None:
-        return _by_numbers(called, recording, placement)
+        return (recording, None) if repeats else _by_numbers(called, recording, agreement.inputs)
     costs = WholeCosts.of(recording)
-    if not costs.are_worth_it:
+    if not (costs.are_worth_it or calls_collective(recording, once_data_was_read=True)):
         return recording, None
-    reason = why_not_again(recording) or _why_not_now(called, recording, placement)
+    reason = why_not_again(recording) or _why_not_now(called, recording, agreement.inputs)
+    if reason is None and repeats:
+        reason = _why_not_together(called, ranks_agree)
     if reason is not None:
         return _remarked(recording, f"The block is not recomputed as a whole either, since {reason}"), None
     if called.beginning is None:
         return _remarked(recording, _ADVICE), None
-    return as_whole(recording, called.incoming.block.class_name), costs
+    return as_whole(recording, block.class_name, repeats, gathered), costs
 
 
 def _by_numbers(called: Called, recording: Recording, placement: InputPlacement) -> tuple[Recording, WholeCosts | None]:
@@ -86,26 +102,32 @@ def _why_not_now(called: Called, recording: Recording, placement: InputPlacement
     incoming, watch, beginning = called.incoming, called.captured.watch, called.beginning
     if placement != InputPlacement():
         return "its inputs are to be partitioned or held on the host"
-    if _gathers(incoming.call):
-        return "ZeRO-3 gathers its parameters within it, by collectives that other ranks may not run again"
     if any(map(watch.has_seen, _DIFFERENTIATE)):
         return "it runs a backward in its forward"
     unwatched = watch.not_put_back or unreadable((incoming.signature, called.guards))
     if unwatched is not None:
         return f"it depends on {unwatched}, which cannot be watched"
-    if beginning is not None and not all(map(beginning.knows, recording.generators)):
-        return "it draws from a random generator that neither its modules nor its arguments have"
+    reason = _why_not_the_same(called, recording) or why_not_put_back(incoming.call.closure, recording)
+    if reason is not None:
+        return reason
     changed = incoming.block.effects or (None if beginning is None else _changed(called, recording))
     return None if changed is None else f"its forward changes {changed}: keep that outside of the block"
 
 
-def _gathers(call: BlockCall) -> bool:
-    """Whether hooks of ZeRO-3 run inside the call. Those of a leaf module run around its forward."""
-    function = call.run.func
-    is_forward = isinstance(function, types.MethodType) and function.__name__ == "forward"
-    module = getattr(function, "__self__", None) if is_forward else None
-    partitioned = (parameter for parameter in call.closure.parameters if hasattr(parameter, "ds_id"))
-    return any(module is None or getattr(each, "ds_z3_leaf_module", None) is not module for each in partitioned)
+def _why_not_together(called: Called, ranks_agree: bool) -> str | None:
+    """Why the ranks cannot run second forwards, with their collectives, at the same place in backward."""
+    if not ranks_agree:
+        return "it calls collectives, and without an engine the ranks do not agree on a plan"
+    if not nodes_of(called.captured.output) - nodes_of(called.incoming.call.arguments):
+        return "it calls collectives, and nothing in what it returns tells when its backward begins"
+    return None
+
+
+def _why_not_the_same(called: Called, recording: Recording) -> str | None:
+    """Why a second forward of the call would draw other random numbers."""
+    if called.beginning is None or all(map(called.beginning.knows, recording.generators)):
+        return None
+    return "it draws from a random generator that neither its modules nor its arguments have"
 
 
 def _changed(called: Called, recording: Recording) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.program.module_class import class_name
+from ds_adacc.program.module_class import class_name, name_in_model
 from ds_adacc.runtime.compiled_blocks import is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
@@ -24,7 +24,7 @@ def wrap_blocks(blocks: dict[str, nn.Module], runtime: Runtime) -> None:
     unwrap_blocks(blocks.values())
     for name, module in blocks.items():
         attribute = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
-        method = _through(runtime, module, attribute, f"{name or 'the whole model'} ({class_name(module)})")
+        method = _through(runtime, module, attribute, name_in_model(name, module))
         setattr(module, attribute, types.MethodType(method, module))
 
 

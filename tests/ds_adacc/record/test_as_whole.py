@@ -8,8 +8,8 @@ from experts import TOKENS, WIDTH, layers
 from recorded import captured
 from torch import nn
 
-from ds_adacc.program.refusals import COLLECTIVE, REPLACED, UNSEEN
-from ds_adacc.record.as_whole import as_whole, why_not_again
+from ds_adacc.program.refusals import COLLECTIVE, REPLACED, TAINTED, UNSEEN
+from ds_adacc.record.as_whole import as_whole, calls_collective, why_not_again
 
 
 def recorded(block, size=TOKENS, seed=0):
@@ -67,7 +67,39 @@ def test_a_doubt_is_none_for_it():
     assert whole.doubted("anything") is whole
 
 
-@pytest.mark.parametrize("refusal", [COLLECTIVE, UNSEEN, REPLACED])
+def test_a_collective_may_be_called_again_if_all_ranks_do():
+    recording = recorded(layers()[0])
+    read = next(op.index for op in recording.ops if op.refusal == TAINTED)
+
+    def with_collective_at(index):
+        ops = [replace(op, refusal=COLLECTIVE) if op.index == index else op for op in recording.ops]
+        return replace(recording, ops=tuple(ops))
+
+    assert not calls_collective(recording)
+    for index, comes_after in ((0, False), (read + 1, True)):
+        found = with_collective_at(index)
+        assert why_not_again(found) is None
+        assert calls_collective(found) and calls_collective(found, once_data_was_read=True) == comes_after
+
+
+def test_a_block_whose_second_forward_calls_collectives_is_of_another_type():
+    recording = recorded(layers()[0])
+    alone, together = (as_whole(recording, "(Experts)", repeats_collectives=each) for each in (False, True))
+    assert (alone.repeats_collectives, together.repeats_collectives) == (False, True)
+    assert alone.digest != together.digest
+    assert together.remarks[0].endswith("A second forward calls collectives, so all ranks run it or none does")
+
+
+def test_where_zero_3_gathers_parameters_their_shapes_stand_for_what_comes_before():
+    block = layers()[0]
+    one, other = recorded(block), recorded(nn.Sequential(nn.Identity(), block))
+    gathered = [*block.parameters()]
+    digests = {as_whole(each, "(Experts)", True, gathered).digest for each in (one, other)}
+    digests |= {as_whole(one, "(Experts)", True, gathered[1:]).digest}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("refusal", [UNSEEN, REPLACED])
 def test_operators_with_effects_must_not_run_twice(refusal):
     recording = recorded(layers()[0])
     assert why_not_again(recording) is None

@@ -318,3 +318,23 @@ def test_a_models_checkpoint_function_asks_for_the_layer_that_it_is_given(given,
     assert compare(model, model) == [2 if asks else 1] * CALLS
     model.eval()
     assert compare(model, model) == [1] * CALLS
+
+
+def test_the_last_that_it_saves_may_be_saved_within_torchscript():
+    """Torch ends a second forward by an exception where the last tensor is saved, unless it is told not to."""
+
+    class EndsInIt(Scripted):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 8), torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.GELU())))
+            self.layers[0].register_forward_hook(self.count)
+
+    block = EndsInIt()
+    assert compare(block, lambda x: checkpoint(block, x)) == [2] * CALLS
+
+
+def test_a_block_of_which_all_ranks_run_a_second_forward_must_be_recorded(runtime):
+    block = Quantizing()
+    runtime.agreement.repeated = frozenset({"Quantizing"})
+    with pytest.raises(RuntimeError, match=r"on this rank a call of it cannot be recorded: it handles a quantized"):
+        checkpoint(block, torch.randn(2, 8, requires_grad=True))
