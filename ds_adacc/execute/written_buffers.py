@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from ds_adacc.program.geometry import storage_of
+from ds_adacc.program.geometry import storage_of, why_not_plain
 from ds_adacc.program.recording import Recording
 from ds_adacc.python_state.closure import Closure
 
@@ -28,7 +28,7 @@ class WrittenBuffers:
         self._contents: list[tuple[list[Place], torch.Tensor, torch.Tensor]] = []  # where it lies, itself, its content
         if written is None or written:
             self._contents = [
-                (places, buffer, buffer.clone())
+                (places, buffer, buffer.detach().clone())
                 for buffer, places in _registered(closure)
                 if (buffer.nbytes <= _LARGEST if written is None else id(buffer) in written)
             ]
@@ -69,17 +69,17 @@ def why_not_put_back(closure: Closure, recording: Recording) -> str | None:
             return f"it writes to a large tensor that it has not made ({name})"
         for module, path, other in closure.buffers():
             is_itself = other is buffer and len(path) == 1 and path[0] in module._buffers
-            if storage_of(other) == storage_of(buffer) and not is_itself:
+            if why_not_plain(other) is None and storage_of(other) == storage_of(buffer) and not is_itself:
                 return f"it writes to a tensor that it has not made ({name}), of which it holds another view"
     return None
 
 
 def _registered(closure: Closure) -> list[tuple[torch.Tensor, list[Place]]]:
-    """The registered buffers of the modules, each with the places where it lies."""
+    """The registered buffers of the modules that are plain tensors, each with the places where it lies."""
     found: dict[int, tuple[torch.Tensor, list[Place]]] = {}
     for module in closure.submodules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and why_not_plain(buffer) is None:
                 found.setdefault(id(buffer), (buffer, []))[1].append((module, name))
     return list(found.values())
 

@@ -123,7 +123,7 @@ R20. A block that reads data, or numbers that it has put into tensors, may be pl
     second forward runs again (Rule E17). It makes one value: all that the block makes and backward needs. Data decide
     how many bytes those are, so the program does not have them; the profile has. What comes before the read is part of
     the program, and what follows is not, as ranks must agree on it. Where ZeRO-3 gathers parameters in the block, their
-    shapes stand for what comes before. A block that runs compiled code, has a batch norm in training, or writes to a
-    tensor that it has not made, other than a registered buffer, is never planned so: to run it twice would do more than
-    to make its tensors. Of collectives in it, Rule T8 tells.
+    shapes stand for what comes before. A block that runs compiled code, has a batch norm, or writes to a tensor that
+    it has not made, other than a registered buffer, is never planned so: to run it twice would do more than to make its
+    tensors. Of collectives in it, Rule T8 tells.
 """

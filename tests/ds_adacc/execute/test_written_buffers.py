@@ -84,6 +84,18 @@ def test_nor_can_a_large_one():
     assert "a large tensor" in why_not_put_back(closure, recording)
 
 
+def test_buffers_of_other_kinds_are_left_alone():
+    module = Counting()
+    module.register_buffer("sparse", torch.eye(2).to_sparse())
+    module.register_buffer("meta", torch.empty(2, device="meta"))
+    sparse, before = module.sparse, WrittenBuffers(closure_of(module))
+    with before.as_before():
+        assert module.sparse is sparse
+        assert torch.equal(module.count, torch.zeros(2))
+    recording = captured(module, torch.randn(2, requires_grad=True)).recording
+    assert why_not_put_back(closure_of(module), recording) is None
+
+
 def test_they_are_put_back_if_the_forward_fails():
     module = Counting()
     itself, before = module.count, WrittenBuffers(closure_of(module))
