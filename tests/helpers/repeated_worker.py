@@ -18,9 +18,9 @@ from zero_cases import Case, ds_config
 import ds_adacc
 from ds_adacc import checkpointing
 
-WIDTH, LAYERS, STEPS = 16, 4, 5
+WIDTH, LAYERS, STEPS = 16, 4, 4
 LENGTHS = (24,) * STEPS
-VARYING = ((24, 16), (20, 28), (32, 24), (28, 20), (24, 36), (36, 30))  # of the first rank and of the second
+VARYING = ((24, 16), (20, 28), (32, 24), (28, 20), (24, 36))  # of the first rank and of the second
 
 
 class Exchange(torch.autograd.Function):
@@ -220,11 +220,11 @@ CASES = {
     "experts under ZeRO-3": ([Experts] * LAYERS, 3, LENGTHS, 0.6, {}),
     "gathered": ([Reading] * LAYERS, 3, LENGTHS, 0.8, {}),
     "lengths": ([Experts] * LAYERS, 2, VARYING, 0.6, {}),
-    "watched by a profiler": ([Experts] * LAYERS, 1, (24, 24, 24, 30, 24), 0.5, {"watch": (1, 3)}),
-    "collapsed": ([Collapsed] * LAYERS, 1, (24, 24, 24, 30, 24), 0.5, {"watch": (1, 3)}),
+    "watched by a profiler": ([Experts] * LAYERS, 1, (24, 24, 30, 24), 0.5, {"watch": (1, 2)}),
+    "collapsed": ([Collapsed] * LAYERS, 1, (24, 24, 30, 24), 0.5, {"watch": (1, 2)}),
     "read by one rank": ([ReadByOne] * LAYERS, 1, LENGTHS, 1.0, {}),
     "not recorded": ([Experts, Quantizing, Experts], 1, LENGTHS, 0.8, {}),
-    "resumed": ([Experts] * LAYERS, 1, LENGTHS, 0.5, {"resumes": 3}),
+    "resumed": ([Experts] * LAYERS, 1, LENGTHS, 0.5, {"resumes": 2}),
     "not asked": ([Experts] * LAYERS, 1, LENGTHS, 1.0, {"asks": False}),
 }
 
