@@ -162,7 +162,7 @@ class Block:
         If it calls collectives, it stays: the other ranks still run theirs (Rule T8).
         """
         self.effects = effects
-        self._drop(lambda v: v.is_recorded and v.recording.is_whole and not v.recording.repeats_collectives)
+        self._drop(lambda v: v.is_recorded and v.recording.is_whole and not v.repeats_collectives)
 
     def forget(self, digests: Collection[str]) -> None:
         """Forget the variants of these block types."""

@@ -89,6 +89,11 @@ class Variant:
         return self._recording is not None
 
     @property
+    def repeats_collectives(self) -> bool:
+        """Whether it is recorded, and its second forward calls collectives (Rule T8)."""
+        return self._recording is not None and self._recording.repeats_collectives
+
+    @property
     def recording(self) -> Recording:
         """Its program. Ask only a variant that `is_recorded`."""
         assert self._recording is not None

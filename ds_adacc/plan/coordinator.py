@@ -91,8 +91,6 @@ class Coordinator:
         present = frozenset(digest for each in everyone for digest in each.reports)
         sets, orders = maximal(names & present for names in live), merge_orders([each.orders for each in everyone])
         by_all = RepeatableByAll([each.repeatable for each in everyone])
-        stays = [names for names in live if not names & touched]
-
         plan, agreed = self._ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
         # 4. Every rank puts the same policies in force.
         self._warn(plan)
@@ -100,7 +98,7 @@ class Coordinator:
         agreement.budget.limit = max(plan.budget, agreement.budget.limit or 0)
         agreement.set_agreed(agreed)
         agreement.repeated = by_all.repeated(agreement.repeated, agreed)
-        self._remember((*stays, *sets), plan)
+        self._remember((*(names for names in live if not names & touched), *sets), plan)
         agreement.forget_planned(by_all.superseded(agreed, agreement.agreed_types.keys() - agreement.origins.keys()))
         return plan
 

@@ -31,10 +31,9 @@ class Repeatable:
     def of(cls, blocks: Iterable[Block], names: Callable[[str], Mapping[int, str]]) -> Repeatable:
         """What this rank tells of its `blocks`. `names`: of the blocks of a block type, by index."""
         asked = [(block.name, variant) for block in blocks for variant in block.asked_variants()]
-        whole = [(name, each.digest) for name, each in asked if each.is_recorded and each.recording.repeats_collectives]
-        others = {name for name, each in asked if not (each.is_recorded and each.recording.repeats_collectives)}
-        types = {digest: names(digest) for digest in sorted({digest for _, digest in whole})}
-        return cls(frozenset(name for name, _ in whole) - others, types)
+        others = {name for name, each in asked if not each.repeats_collectives}
+        digests = {each.digest for _, each in asked if each.repeats_collectives}
+        return cls(frozenset(name for name, _ in asked) - others, {digest: names(digest) for digest in sorted(digests)})
 
 
 class RepeatableByAll:

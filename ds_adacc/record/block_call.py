@@ -30,6 +30,11 @@ class BlockCall(NamedTuple):
         return (*self.run.args, *self.run.keywords.values())
 
     @property
+    def given(self) -> tuple[torch.Tensor, ...]:
+        """All tensors that it is given, in objects too."""
+        return (*self.inputs, *self.inner)
+
+    @property
     def gathered_within(self) -> list[torch.Tensor]:
         """The parameters that hooks of ZeRO-3 gather and release in it. A leaf module's hooks run around it."""
         partitioned = [parameter for parameter in self.closure.parameters if hasattr(parameter, "ds_id")]

@@ -24,7 +24,7 @@ from ds_adacc.program.signature import why_unhooked
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.runtime.second_forwards import kept_gathered, put_back
+from ds_adacc.runtime.second_forwards import kept_gathered, undisturbing
 from ds_adacc.runtime.warnings import Warnings
 
 Run = functools.partial[Any]  # the function of a call, with its arguments
@@ -85,14 +85,13 @@ class PlainCalls:
         """Run the call, and have backward run it again at the same place as on the other ranks."""
         closure = closure_of(run)
         known = next((v.recording for v in block.variants() if v.is_recorded and v.recording.is_whole), None)
-
         call, parameters = BlockCall((), (), closure, run), list(closure.parameters)
         versions = [parameter._version for parameter in parameters]
 
         @contextmanager
         def around() -> Iterator[None]:
             check_parameters(parameters, versions, are_updated=False)
-            with self._inside(), put_back(closure), kept_gathered(parameters):
+            with undisturbing(closure, self._inside):
                 yield
 
         second = SecondForward(block.name, Beginning(call, known), around, keeps=True)

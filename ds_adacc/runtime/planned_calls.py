@@ -163,7 +163,7 @@ class PlannedCalls:
             output = probe.watch(output)
         done(output)
         if isinstance(call, WholeCall) and call.bound.recording.repeats_collectives:
-            call.run_at_gradient_of(output, incoming.call.arguments)
+            call.run_at_gradient_of(output, incoming.call.given)
         if call.diverged:
             assert call.alive is not None  # `_begin` has counted it
             self._controller.step.current_pass.note_plain(call.alive, output)

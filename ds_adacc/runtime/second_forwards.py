@@ -70,7 +70,7 @@ class SecondForwards:
                 told = modified("a tensor that a block holds", tensor, version)
                 remedy = "If the block's own forward does that with some data only, keep it outside of the block"
                 raise RuntimeError(f"block {self._block.name}: {told}. {remedy}")
-        with self._inside(), put_back(self._closure), kept_gathered(self._closure.parameters):
+        with undisturbing(self._closure, self._inside):
             yield
         effects = rewritten(now, self._read())
         if effects:
@@ -83,7 +83,17 @@ class SecondForwards:
 
 
 @contextmanager
-def put_back(closure: Closure) -> Iterator[None]:
+def undisturbing(closure: Closure, inside: Around) -> Iterator[None]:
+    """What any second forward runs in: neither the blocks nor the tensors of modules, nor ZeRO-3 are to notice it.
+
+    `inside`: what has the blocks inside the block left alone.
+    """
+    with inside(), _put_back(closure), kept_gathered(closure.parameters):
+        yield
+
+
+@contextmanager
+def _put_back(closure: Closure) -> Iterator[None]:
     """Put back the tensors that modules have as attributes, such as an auxiliary loss with the graph of its forward."""
     every = (attributes for module in closure.submodules() for attributes in (vars(module), module._buffers))
     held = [(attributes, _tensors(attributes)) for attributes in every]

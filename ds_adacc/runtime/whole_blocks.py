@@ -54,8 +54,8 @@ def as_decided(
     """The recording of the call as it is to be planned: as one operator, with its costs, or as it is.
 
     `ranks_agree`: whether all ranks agree on a plan. Where a second forward would save much and the program has not
-    asked for it, or it must not be, a remark says so.
-    Raises RuntimeError if the other ranks run a second forward, and this rank cannot.
+    asked for it, or it must not be, a remark says so. Raises RuntimeError if the other ranks run a second forward, and
+    this rank cannot.
     """
     block, gathered = called.incoming.block, called.incoming.call.gathered_within
     repeats = has_other_ranks() and (calls_collective(recording) or bool(gathered))
@@ -65,7 +65,9 @@ def as_decided(
                 f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
                 f"checkpointing. But on this rank {reason}. Pass the generator to the block as an argument"
             )
-        return as_whole(recording, block.class_name, True, gathered), WholeCosts.of(recording)
+        return as_whole(recording, block.class_name, repeats_collectives=True, gathered=gathered), WholeCosts.of(
+            recording
+        )
     if recording.data_read_at is None:
         return (recording, None) if repeats else _by_numbers(called, recording, agreement.inputs)
     costs = WholeCosts.of(recording)
@@ -118,7 +120,7 @@ def _why_not_together(called: Called, ranks_agree: bool) -> str | None:
     """Why the ranks cannot run second forwards, with their collectives, at the same place in backward."""
     if not ranks_agree:
         return "it calls collectives, and without an engine the ranks do not agree on a plan"
-    if not nodes_of(called.captured.output) - nodes_of(called.incoming.call.arguments):
+    if not nodes_of(called.captured.output) - nodes_of(called.incoming.call.given):
         return "it calls collectives, and nothing in what it returns tells when its backward begins"
     return None
 

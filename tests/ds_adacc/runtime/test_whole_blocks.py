@@ -28,6 +28,14 @@ def afresh():
     checkpointing.use(None)
 
 
+def assert_exact_as_a_whole(kind=Experts, **options):
+    """Blocks that are recomputed as a whole are trained to the bit as plain ones. `options`: of `train`."""
+    plain = train(layers(kind), plainly, **options)
+    runtime = configured()
+    assert same(train(layers(kind), checkpoint, **options), plain)
+    assert all(each.is_whole for each in recordings(runtime))
+
+
 def test_a_budget_that_no_replay_reaches_is_kept_to_the_bit():
     plain = train(layers(), plainly)
     runtime = configured()
@@ -171,10 +179,7 @@ def test_autocast_is_as_it_was():
         with torch.autocast("cpu", torch.bfloat16):
             return call(block, x)
 
-    plain = train(layers(), plainly, run=cast)
-    runtime = configured()
-    assert same(train(layers(), checkpoint, run=cast), plain)
-    assert all(each.is_whole for each in recordings(runtime))
+    assert_exact_as_a_whole(run=cast)
 
 
 # -- what must not change in between
@@ -274,10 +279,7 @@ def test_one_object_at_two_places_is_one_in_the_second_forward():
         pair = [x * 2]
         return call(block, pair[0], pair, pair, block.norm.weight)
 
-    plain = train(layers(Same), plainly, run=run)
-    runtime = configured()
-    assert same(train(layers(Same), checkpoint, run=run), plain)
-    assert all(each.is_whole for each in recordings(runtime))
+    assert_exact_as_a_whole(Same, run=run)
 
 
 def test_a_partial_and_a_generator_among_the_arguments():
@@ -311,10 +313,7 @@ def test_the_caller_may_change_what_it_has_passed(pack):
             packed.clear()
         return y
 
-    plain = train(layers(Packed), plainly, run=run)
-    runtime = configured()
-    assert same(train(layers(Packed), checkpoint, run=run), plain)
-    assert all(each.is_whole for each in recordings(runtime))
+    assert_exact_as_a_whole(Packed, run=run)
 
 
 def test_an_argument_that_was_written_to_is_an_error():
@@ -596,10 +595,7 @@ def test_a_buffer_may_be_reset_before_backward():
         block.total.zero_()
         return y
 
-    plain = train(layers(ReadingWhatItWrites), plainly, run=run)
-    runtime = configured()
-    assert same(train(layers(ReadingWhatItWrites), checkpoint, run=run), plain)
-    assert all(each.is_whole for each in recordings(runtime))
+    assert_exact_as_a_whole(ReadingWhatItWrites, run=run)
 
 
 def test_a_buffer_that_only_some_data_have_it_write_to_is_an_error():
