@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codec_costs import codec_costs
@@ -14,12 +10,13 @@ from ds_adacc.profile.operator_costs import operator_costs
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
+from ds_adacc.python_state.collector import uncollected
 from ds_adacc.record.capture import Capture
 
 
 def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> planner.Profile:
     """The block's profile. The tensors of the captured call must still be alive. Rule P3: no generator is moved."""
-    with unmoved((*recording.generators, codecs.generator)), _uncollected():
+    with unmoved((*recording.generators, codecs.generator)), uncollected():  # Rule P10
         timer = Timer(captured.tensors.device)
         offers = codec_costs(recording, captured.tensors, codecs, timer)
         # Replays and backward steps allocate their operator's tensors again. Beside the block's own, there may be no
@@ -32,15 +29,3 @@ def measure(recording: Recording, captured: Capture, codecs: CodecMaker) -> plan
     # What a copy to the host, and one back, may hide behind.
     overlap = sum(seconds), sum(cost.backward_seconds for cost in costs)
     return planner.Profile(block_graph(recording, costs), seconds, offers, overlap, timer.noise)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep Python from collecting garbage meanwhile: what that releases would count as an operator's (Rule P10)."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

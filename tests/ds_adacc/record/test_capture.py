@@ -1,5 +1,7 @@
 """A capture lets values die to make room, and holds them again afterwards."""
 
+import gc
+
 import pytest
 import torch
 import zoo
@@ -116,3 +118,34 @@ def test_an_argument_that_keeps_what_it_has_been_given_is_not_named():
     runtime.checkpoint(block, torch.randn(4, 8, requires_grad=True), Cache())
     ((_, variant),) = runtime.blocks.variants()
     assert variant.recording.remarks_on_replays == ()
+
+
+class Unreachable:
+    """In a cycle: only a collection finds it, and then it computes."""
+
+    told = 0
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        Unreachable.told += 1
+        torch.zeros(3).add_(Unreachable.told)
+
+
+def test_what_a_collection_of_garbage_runs_is_no_part_of_a_block():
+    """It comes at any allocation in Python: at the next call it would come elsewhere, or not at all."""
+
+    def forward(x):
+        garbage = [Unreachable() for _ in range(8)]
+        del garbage
+        return x.sin().exp()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        found = captured(forward, torch.randn(64, requires_grad=True))
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*thresholds)
+    assert [op.name for op in found.recording.ops] == ["aten.sin.default", "aten.exp.default"]
