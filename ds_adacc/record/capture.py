@@ -23,7 +23,6 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import keep, run_packed
 from ds_adacc.python_state.closure import Closure
-from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.guards import python_modules_in, snapshot
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
@@ -139,8 +138,7 @@ def capture(name: str, call: BlockCall) -> Capture:
     began = torch.autograd._get_sequence_nr()
     try:
         watch.start()  # here, as it is undone then even if an interrupt comes at once
-        with uncollected():  # Rule R21
-            output = run_packed(hook, functools.partial(recorder.run, call))
+        output = run_packed(hook, functools.partial(recorder.run, call))
     except RuntimeError as error:
         if not _disables_hooks(error):
             raise
