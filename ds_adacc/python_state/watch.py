@@ -142,6 +142,9 @@ class Watch:
         if self._is_running and not self._pauses:
             sys.setprofile(self._told)
 
+    def paused(self) -> _Paused:
+        return _Paused(self)
+
     def stop(self) -> None:
         if self._is_running:
             sys.setprofile(None)
@@ -317,6 +320,19 @@ class Watch:
     def _note(self, places: CodePlaces) -> None:
         self.reads.note(places.found)
         self.sources.update(places.sources)
+
+
+class _Paused:
+    """A context in which a watch is paused. One of `contextlib` would take ten calls that are watched."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.pause()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.resume()
 
 
 def _is_import(frame: types.FrameType) -> bool:

@@ -104,9 +104,10 @@ class _RecordingHook:
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> LateSlot:
         assert self.recorder is not None and self._slots is not None
-        packed = self.recorder.pack(tensor)
-        with self.recorder.aside():
-            return self._slots.add(keep(packed))
+        with self.recorder.watch.paused():
+            packed = self.recorder.pack(tensor)
+            with self.recorder.aside():
+                return self._slots.add(keep(packed))
 
     def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:
         """As of `LateSlots`."""

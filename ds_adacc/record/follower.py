@@ -69,13 +69,14 @@ class Follower(Recorder):
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
-        super().pack(tensor)
-        self.saved.clear()
-        if self._running is not None:
-            self._late.append((LateSlot(None), tensor))
-            return self._late[-1][0]
-        self._compare_saved()
-        return self._packed(tensor)
+        with self.watch.paused():
+            super().pack(tensor)
+            self.saved.clear()
+            if self._running is not None:
+                self._late.append((LateSlot(None), tensor))
+                return self._late[-1][0]
+            self._compare_saved()
+            return self._packed(tensor)
 
     def function_ends(self, result: Any, context: Any, raised: bool) -> None:
         super().function_ends(result, context, raised)

@@ -85,18 +85,21 @@ class Recorder(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
+        with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
+            return self._dispatch(func, args, kwargs or {})
+
+    def _dispatch(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._records or in_guards():
-            return func(*args, **kwargs)
+            return self._run(func, args, kwargs)
         if self._running is not None:
-            result = func(*args, **kwargs)
+            result = self._run(func, args, kwargs)
             with self._noting():
                 self._running.note(func, (args, kwargs), result)
             return result
         if keeps_memory(func, args) and self._is_parametrized(args[0]):
-            return func(*args, **kwargs)
+            return self._run(func, args, kwargs)
         if self._casts.makes(func, args, kwargs):
-            return self._casts.add(args[0], func(*args, **kwargs))
+            return self._casts.add(args[0], self._run(func, args, kwargs))
         encoded = states = None
         self._has_collective = False
         with self._noting():
@@ -109,13 +112,21 @@ class Recorder(TorchDispatchMode):
                 self._python_reads = PythonReads(places_of_kernels(func))
                 self.watch.reads.note(self._python_reads.places)
         try:
-            result = func(*args, **kwargs)
+            result = self._run(func, args, kwargs)
         finally:
             reads, self._python_reads = self._python_reads, None
         if self.failure is None:
             with self._noting():
                 self._note(self._ran(func, encoded, (args, kwargs), result, states, reads))
         return result
+
+    def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operator returns. Its kernel may be Python, which is watched."""
+        self.watch.resume()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.watch.pause()
 
     def run(self, call: BlockCall) -> Any:
         """What the call returns. Its operators pass through this mode."""
@@ -340,14 +351,11 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def _noting(self) -> Iterator[None]:
         """The recorder's own work: nothing of it is noted, and from a call that it cannot record it stops."""
-        self.watch.pause()
         try:
             with self.aside():
                 yield
         except Unrecordable as reason:
             self.failure = str(reason)
-        finally:
-            self.watch.resume()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
