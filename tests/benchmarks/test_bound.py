@@ -47,10 +47,8 @@ def test_the_gradient_keeps_the_bound(injection, codecs):
     assert found > 0 or codecs == "paper"  # whose codecs may all be too coarse here
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("budget", [0.25, 0.6, 0.8])
-def test_under_other_budgets_too(budget):
-    assert max(errors("all", memory_budget=budget)) <= 2 * BOUND
+def test_under_a_lean_budget_too():
+    assert max(errors("all", memory_budget=0.25)) <= 2 * BOUND
 
 
 def test_at_the_smallest_budget_too():

@@ -95,7 +95,8 @@ def test_three_steps_without_and_with_full_checkpointing(tmp_path):
 
 
 @pytest.mark.ranks
-def test_three_steps_of_compiled_blocks_under_the_launcher(tmp_path):
+def test_three_steps_of_compiled_blocks_under_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_OVERRIDE_BACKENDS", ">=0:aot_eager")  # Inductor's C++ takes half a minute
     options = ["--layers", "4", "--width", "32", "--heads", "2", "--context", "32", "--steps", "3", "--compile"]
     metrics = tmp_path / "metrics.jsonl"
     with processes.free_port() as port:

@@ -265,6 +265,7 @@ class Clamping(nn.Module):
         return torch.tanh(self.fc(x)) * self.flag
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("make", [Counting, Scaling, Clamping])
 def test_a_graph_that_writes_is_never_run_again(make, backend):
