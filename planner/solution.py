@@ -21,7 +21,8 @@ class Solution:
     `peak` is in bytes, over all calls; `held` in bytes, over all calls of each block type. `added_seconds` is over one
     run of all calls. `error` is the sum over all compressed values of relative error times bytes. `proven_optimal`: no
     other policies within the budget that this planner may choose are faster by more than the solver's gap (`milp.GAP`).
-    `fallback`: why the solver found no policies, if those of simple rules take their place (`without_solver`).
+    `fallback`: why the solver found no policies, if those of simple rules take their place (`without_solver`,
+    `mix_points`).
     """
 
     policies: tuple[tuple[Policy, ...], ...]

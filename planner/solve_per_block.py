@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from ds_adacc.planner.baselines import free_of_cost
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.milp_per_block import PerBlockModel
+from ds_adacc.planner.mix_points import mix_points
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.solution import (
@@ -37,8 +38,8 @@ def solve_per_block(problem: Problem, budget: int, *, max_seconds: float) -> Sol
     """A policy for each block, which together add the least time with a peak of at most `budget` bytes.
 
     With at most 60 values it is never slower than `solve_uniform`, whose policies are then among the choices. When
-    `max_seconds` run out, the best policies found by then are returned, those of `without_solver` if the search found
-    none. Raises InfeasibleBudget if none on offer fit, which is never concluded from a search that was cut short;
+    `max_seconds` run out, the best policies found by then are returned, or those of simple rules if these are quicker.
+    Raises InfeasibleBudget if none on offer fit, which is never concluded from a search that was cut short;
     NoSolutionInTime if none were found, and whether there are any is not known; ValueError for a bad argument.
     """
     check_request(budget, max_seconds)
@@ -67,7 +68,8 @@ class _Search:
         if self._problem.order:
             return quick
         try:
-            return _quicker(quick, self._with(solve_uniform(self._problem, self._budget, max_seconds=self._left() / 2)))
+            single = solve_uniform(self._problem, self._budget, max_seconds=self._left() / 2)
+            return _quickest([quick, self._with(single)])
         except (InfeasibleBudget, NoSolutionInTime):
             return quick
 
@@ -78,13 +80,14 @@ class _Search:
         except InfeasibleBudget as refusal:
             return self._without(refusal)
         except NoSolutionInTime:
-            return without_solver(self._problem, self._budget, self._why)
+            return self._by_rules()
         return self._with(single)
 
     def _of_points(self) -> Solution | None:
         """The best policies among the points of the frontiers; None if none of those found in time fit."""
         with contextlib.suppress(NoSolutionInTime):
-            return self._best()
+            found = self._best()
+            return found if found is None or found.proven_optimal else _quickest([found, *self._mixed()])
         return None
 
     def _with(self, single: Solution) -> Solution:
@@ -95,8 +98,8 @@ class _Search:
             found = self._best([policies[0] for policies in single.policies])
         except NoSolutionInTime:
             # it may be proven that no single policy is better, but not that no policies per block are
-            return replace(single, proven_optimal=False)
-        return single if found is None else replace(_quicker(single, found), proven_optimal=found.proven_optimal)
+            return replace(_quickest([single, *self._mixed()]), proven_optimal=False)
+        return single if found is None else replace(_quickest([single, found]), proven_optimal=found.proven_optimal)
 
     def _without(self, refusal: InfeasibleBudget) -> Solution:
         """Policies per block where no single one for all blocks of a type fits."""
@@ -116,13 +119,29 @@ class _Search:
             return self._by_rules(refusal)
         raise self._refusal(refusal, lean)
 
-    def _by_rules(self, refusal: InfeasibleBudget) -> Solution:
-        """As `without_solver`, where the search for a single policy has already found a budget that would do."""
+    def _by_rules(self, refusal: InfeasibleBudget | None = None) -> Solution:
+        """The quicker of what `without_solver` finds and a mix of the points that the solver has found.
+
+        `refusal`: of the search for a single policy, which has already found a budget that would do. Raises what
+        `without_solver` raises.
+        """
+        found = [*self._mixed()]
         try:
-            return without_solver(self._problem, self._budget, self._why)
+            found.append(without_solver(self._problem, self._budget, self._why))
         except InfeasibleBudget as other:
-            smallest = min(other.smallest, refusal.smallest)
+            smallest = other.smallest if refusal is None else min(other.smallest, refusal.smallest)
             raise InfeasibleBudget(self._budget, smallest, proven=other.proven) from None
+        except NoSolutionInTime:
+            if not found:
+                raise
+        return replace(_quickest(found), fallback=self._why)
+
+    def _mixed(self) -> Iterator[Solution]:
+        """A mix of the points that were found in time, by a rule, if that finds any."""
+        with contextlib.suppress(NoSolutionInTime):
+            mixed = mix_points(self._problem, self._frontiers, self._budget)
+            if mixed is not None:
+                yield mixed
 
     def _refusal(self, refusal: InfeasibleBudget, lean: Sequence[Policy]) -> InfeasibleBudget:
         """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all.
@@ -204,5 +223,5 @@ def _peak(point: Point) -> int:
     return point.simulation.held + point.simulation.transient
 
 
-def _quicker(one: Solution, other: Solution) -> Solution:
-    return min(one, other, key=lambda solution: (solution.added_seconds, solution.error))
+def _quickest(solutions: Sequence[Solution]) -> Solution:
+    return min(solutions, key=lambda solution: (solution.added_seconds, solution.error))
