@@ -126,7 +126,7 @@ R20. A block that reads data, or numbers that it has put into tensors, may be pl
     shapes stand for what comes before. A block that runs compiled code, has a batch norm, or writes to a tensor that
     it has not made, other than a registered buffer, is never planned so: to run it twice would do more than to make its
     tensors. Of collectives in it, Rule T8 tells.
-R21. While a block is recorded, Python collects no garbage. What a collection runs (`__del__`, callbacks) is not the
-    block's, and the next call would not run it at the same place: its operators would become the block's, and what it
-    reads would guard the block (Rule R8).
+R21. While a block is recorded, and watched, Python collects no garbage. What a collection runs (`__del__`, callbacks)
+    is not the block's, and the next call would not run it at the same place: its operators would become the block's,
+    and what it reads would guard the block (Rule R8).
 """

@@ -23,6 +23,7 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import keep, run_packed
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.guards import python_modules_in, snapshot
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
@@ -129,6 +130,7 @@ def not_recorded_now(closure: Closure) -> str | None:
     return Watch.refusal()
 
 
+@uncollected()  # Rule R21
 def capture(name: str, call: BlockCall) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1).
 

@@ -16,6 +16,7 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import run_packed
+from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
@@ -26,6 +27,7 @@ from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
 
 
+@uncollected()  # Rule R21
 def follow(
     predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
 ) -> tuple[Any, bool]:

@@ -24,7 +24,6 @@ from ds_adacc.program.schema import (
     reveals_data,
     written_tensors,
 )
-from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
@@ -130,7 +129,7 @@ class Recorder(TorchDispatchMode):
 
     def run(self, call: BlockCall) -> Any:
         """What the call returns. Its operators pass through this mode."""
-        with uncollected(), self:  # Rule R21
+        with self:
             return run_recorded(call)
 
     def _is_parametrized(self, tensor: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """A capture lets values die to make room, and holds them again afterwards."""
 
 import gc
+import time
 
 import pytest
 import torch
@@ -121,15 +122,15 @@ def test_an_argument_that_keeps_what_it_has_been_given_is_not_named():
 
 
 class Unreachable:
-    """In a cycle: only a collection finds it, and then it computes."""
+    """In a cycle: only a collection finds it, and then it computes with a number that is always another one."""
 
-    told = 0
+    told = 0.0
 
     def __init__(self):
         self.itself = self
 
     def __del__(self):
-        Unreachable.told += 1
+        Unreachable.told = time.perf_counter()
         torch.zeros(3).add_(Unreachable.told)
 
 
@@ -148,4 +149,5 @@ def test_what_a_collection_of_garbage_runs_is_no_part_of_a_block():
         assert gc.isenabled()
     finally:
         gc.set_threshold(*thresholds)
+    assert not found.watch.sources
     assert [op.name for op in found.recording.ops] == ["aten.sin.default", "aten.exp.default"]
