@@ -105,6 +105,7 @@ class Watch:
         self._listener = listener
         self._functions = FunctionWatch(listener)
         self._is_running = False
+        self._thread: int | None = None
         self._is_compiling = False
         self._pauses = 0
         self._codes: dict[int, _Code] = {}  # by identity
@@ -132,15 +133,16 @@ class Watch:
         sys.setprofile(self._told)
 
     def pause(self) -> None:
-        """Watch nothing until as many calls of `resume`. The profiler of somebody else goes on."""
-        self._pauses += 1
-        if self._is_running:
+        """Watch nothing until as many calls of `resume`. Other threads are not watched anyway."""
+        if self._is_running and threading.get_ident() == self._thread:
+            self._pauses += 1
             sys.setprofile(None)
 
     def resume(self) -> None:
-        self._pauses -= 1
-        if self._is_running and not self._pauses:
-            sys.setprofile(self._told)
+        if self._is_running and threading.get_ident() == self._thread:
+            self._pauses -= 1
+            if not self._pauses:
+                sys.setprofile(self._told)
 
     def paused(self) -> _Paused:
         return _Paused(self)

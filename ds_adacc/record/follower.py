@@ -17,10 +17,9 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.collector import uncollected
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_state.places import Reads
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
-from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
@@ -30,25 +29,19 @@ from ds_adacc.record.recorder import Recorder
 @uncollected()  # Rule R21
 def follow(
     predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
-) -> tuple[Any, bool]:
-    """What the call returns, and whether it ran the predicted program. What it raises passes through.
+) -> tuple[Any, bool, Reads]:
+    """What the call returns, whether it ran the predicted program, and what it has read. What it raises passes through.
 
     `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on.
     """
     follower = Follower(predicted, call, pack, diverge)
     try:
-        if _is_to_watch(predicted):  # else there is nothing to see, and Python is slower while it is watched
-            follower.watch.start()
+        follower.watch.start()
         output = run_packed(follower.pack, functools.partial(follower.run, call))
     finally:
         follower.watch.stop()
         is_as_predicted = follower.close()
-    return output, is_as_predicted
-
-
-def not_followed_now(predicted: Recording) -> str | None:
-    """Why a call of this program cannot be followed now, though perhaps later."""
-    return Watch.refusal() if _is_to_watch(predicted) else None
+    return output, is_as_predicted, follower.watch.reads
 
 
 class Follower(Recorder):
@@ -97,6 +90,8 @@ class Follower(Recorder):
         """Let go of all tensors, as autograd keeps the pack hook. Returns whether the call was as predicted."""
         if self.failure is None and not all(map(is_autocasts, self._found.values())):
             self.failure = "the program keeps a cast that is predicted to be autocast's"
+        if self.failure is None and self.watch.sources:
+            self.failure = f"it depends on {self.watch.unguarded}"
         if self.failure is not None:
             self._diverge()
         del self.saved, self.draft, self._casts, self._found, self._closure, self._parameters, self._pack, self._diverge
@@ -125,6 +120,11 @@ class Follower(Recorder):
         known, predicted = self.draft.known, self._predicted
         if op.index >= len(predicted.ops) or _call(op) != _call(predicted.ops[op.index]):
             raise Unrecordable(f"{op.name} is not predicted")
+        new_places = _places(op) - _places(predicted.ops[op.index])
+        if new_places:
+            raise Unrecordable(f"{op.name} reads {min(new_places)}, which it did not where it was recorded")
+        if self.watch.sources:
+            raise Unrecordable(f"{op.name} may depend on {self.watch.unguarded}")
         new = known.values[self._compared :]
         if list(map(_looks, new)) != list(map(_looks, predicted.values[self._compared : len(known.values)])):
             raise Unrecordable(f"{op.name} reads or makes other tensors than predicted")
@@ -134,9 +134,9 @@ class Follower(Recorder):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
 
 
-def _is_to_watch(predicted: Recording) -> bool:
-    """Whether it has operators of which only the watch tells: Functions, and kernels that the block launches itself."""
-    return any(op.is_function or op.func is KERNEL for op in predicted.ops)
+def _places(op: RecordedOp) -> frozenset[str]:
+    """What the operator's kernel was seen to read besides its arguments."""
+    return frozenset() if op.python_reads is None else frozenset(op.python_reads.places)
 
 
 def _call(op: RecordedOp) -> tuple[Any, ...]:
