@@ -18,8 +18,10 @@ from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.places import Reads
+from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
+from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
@@ -29,19 +31,28 @@ from ds_adacc.record.recorder import Recorder
 @uncollected()  # Rule R21
 def follow(
     predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
-) -> tuple[Any, bool, Reads]:
+) -> tuple[Any, bool, Reads | None]:
     """What the call returns, whether it ran the predicted program, and what it has read. What it raises passes through.
+
+    Of what it has read nothing is known (None) where a profiler of Python's calls runs.
 
     `pack`: the pack hook of the call under its plan. `diverge`: has it retain all that is saved from then on.
     """
     follower = Follower(predicted, call, pack, diverge)
     try:
-        follower.watch.start()
+        is_watched = Watch.refusal() is None
+        if is_watched:
+            follower.watch.start()
         output = run_packed(follower.pack, functools.partial(follower.run, call))
     finally:
         follower.watch.stop()
         is_as_predicted = follower.close()
-    return output, is_as_predicted, follower.watch.reads
+    return output, is_as_predicted, follower.watch.reads if is_watched else None
+
+
+def not_followed_now(predicted: Recording) -> str | None:
+    """Why a call of this program cannot be followed now, though perhaps later."""
+    return Watch.refusal() if _needs_watch(predicted) else None
 
 
 class Follower(Recorder):
@@ -132,6 +143,11 @@ class Follower(Recorder):
         parameters = zip(known.parameters, self._parameters, strict=False)
         if known.buffers != list(predicted.buffers[: len(known.buffers)]) or any(a is not b for a, b in parameters):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
+
+
+def _needs_watch(predicted: Recording) -> bool:
+    """Whether it has operators of which only the watch tells: Functions, kernels in Python, and those launched."""
+    return any(op.is_function or op.func is KERNEL or op.python_reads is not None for op in predicted.ops)
 
 
 def _places(op: RecordedOp) -> frozenset[str]:

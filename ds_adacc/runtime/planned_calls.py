@@ -21,8 +21,7 @@ from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.slots import run_packed
-from ds_adacc.python_state.watch import Watch
-from ds_adacc.record.follower import follow
+from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
@@ -74,7 +73,7 @@ class PlannedCalls:
         self._controller.note_call(block, bound.recording, incoming.call.inputs)
         step = self._controller.step
         is_followed = self._is_to_follow(incoming, variant, bound)
-        reason = Watch.refusal() if is_followed else None
+        reason = not_followed_now(bound.recording) if is_followed else None
         # Where everything is retained and nobody looks on, no hooks are needed (Rule T4).
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
@@ -106,8 +105,9 @@ class PlannedCalls:
         try:
             if is_followed:
                 output, is_as_predicted, reads = follow(bound.recording, incoming.call, pack, call.diverge)
-                incoming.block.places.update(reads.places)  # at other sizes, other code may have run
-                if is_as_predicted:
+                if reads is not None:
+                    incoming.block.places.update(reads.places)  # at other sizes, other code may have run
+                if reads is not None and is_as_predicted:
                     variant.is_unseen = False
                     self._seen.add(incoming, variant)
             else:

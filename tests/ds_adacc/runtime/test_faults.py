@@ -283,7 +283,6 @@ def test_an_interrupt_ends_what_has_just_begun(name, is_followed, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, function, begin_interrupted)
-    monkeypatch.setattr("ds_adacc.record.follower._is_to_watch", lambda _: True)
     with pytest.raises(KeyboardInterrupt):
         follow(recording, call, keep, list) if is_followed else capture("block", call)
     assert sys.getprofile() is None

@@ -133,10 +133,10 @@ def training(make, monkeypatch, rectifies=False):
             storages.append(StorageWeakRef(tensor.untyped_storage()))
             return pack(tensor)
 
-        output, is_as_predicted = follow(predicted, call, seen, diverge)
+        output, is_as_predicted, reads = follow(predicted, call, seen, diverge)
         followed.append(is_as_predicted)
         assert not is_as_predicted or any(storage.expired() for storage in storages), "what is recomputed is not held"
-        return output, is_as_predicted
+        return output, is_as_predicted, reads
 
     def at(budget):
         numbers = iter(range(3))

@@ -61,9 +61,9 @@ def followed(monkeypatch):
     seen = []
 
     def follow(*args):
-        output, is_as_predicted = original(*args)
+        output, is_as_predicted, reads = original(*args)
         seen.append(is_as_predicted)
-        return output, is_as_predicted
+        return output, is_as_predicted, reads
 
     original = room.follow
     monkeypatch.setattr(room, "follow", follow)
@@ -78,7 +78,7 @@ def test_a_predicted_size_is_followed(profiler, followed, caplog):
     before = training.runtime.recordings
     followed.clear()
     profiled_step(training, profiler, PREDICTED)
-    assert followed == [True]
+    assert followed and all(followed)
     assert training.runtime.recordings == before
     assert "without ds_adacc" not in caplog.text
 
