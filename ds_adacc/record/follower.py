@@ -136,6 +136,8 @@ class Follower(Recorder):
             raise Unrecordable(f"{op.name} reads {min(new_places)}, which it did not where it was recorded")
         if self.watch.sources:
             raise Unrecordable(f"{op.name} may depend on {self.watch.unguarded}")
+        if op.refusal is not None and predicted.ops[op.index].refusal is None:
+            raise Unrecordable(f"{op.name} must not be replayed here: {op.refusal}")
         new = known.values[self._compared :]
         if list(map(_looks, new)) != list(map(_looks, predicted.values[self._compared : len(known.values)])):
             raise Unrecordable(f"{op.name} reads or makes other tensors than predicted")

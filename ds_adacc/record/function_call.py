@@ -16,13 +16,11 @@ from ds_adacc.program.graphs import RUN_AS_CUDA_GRAPH, extended, extents, is_gra
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
-from ds_adacc.program.schema import has_dynamic_shape, reveals_data, small_integers, written_tensors
+from ds_adacc.program.schema import LIFTS, has_dynamic_shape, reveals_data, small_integers, written_tensors
 from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known import require_plain
 from ds_adacc.record.roles_inside import RolesInside
-
-_LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)  # of what `torch.tensor` makes
 
 
 class FunctionCall:
@@ -70,7 +68,7 @@ class FunctionCall:
         read, outputs = list(tensors_in(given)), list(tensors_in(result))
         for tensor in (*read, *outputs):
             require_plain(tensor)
-        if func in _LIFT:
+        if func in LIFTS:
             self._made.update(map(storage_of, read))
         refusal = refusal_of(func)
         if refusal == COLLECTIVE:

@@ -26,7 +26,6 @@ from ds_adacc.program.schema import (
 )
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
-from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
@@ -37,6 +36,7 @@ from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept import kept_by_arguments, kept_by_context
+from ds_adacc.record.kernel_call import KernelCall
 from ds_adacc.record.known import Unrecordable
 from ds_adacc.record.made_of_numbers import LIFT_FRESH, is_number
 from ds_adacc.record.verify import difference
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
         self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
-        self._python_reads: PythonReads | None = None  # of the operator that is under way, if its kernel may be Python
+        self._kernel: KernelCall | None = None  # the call of an operator of the user's that is under way
         self._running: FunctionCall | None = None
         self.watch = Watch(self)
 
@@ -108,15 +108,15 @@ class Recorder(TorchDispatchMode):
             encoded = self.draft.arguments(func, args, kwargs)
             states = self.draft.draws.states()
             if getattr(func, "namespace", None) not in OF_TORCH:
-                self._python_reads = PythonReads(places_of_kernels(func))
-                self.watch.reads.note(self._python_reads.places)
+                self._kernel = KernelCall(func, (args, kwargs))
+                self.watch.reads.note(self._kernel.python_reads.places)
         try:
-            result = self._run(func, args, kwargs)
+            result = self._run(func if self._kernel is None else self._kernel.run, args, kwargs)
         finally:
-            reads, self._python_reads = self._python_reads, None
+            kernel, self._kernel = self._kernel, None
         if self.failure is None:
             with self._noting():
-                self._note(self._ran(func, encoded, (args, kwargs), result, states, reads))
+                self._note(self._ran(func, encoded, (args, kwargs), result, states, kernel))
         return result
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -180,9 +180,9 @@ class Recorder(TorchDispatchMode):
     @torch._disable_dynamo
     def note_places(self, places: Mapping[str, Place]) -> None:
         """Note what a function reads that begins inside a Function, or in the kernel of an operator."""
-        reads = self._python_reads if self._running is None else self._running.python_reads
-        if reads is not None:
-            reads.note(places)
+        under_way = self._running or self._kernel
+        if under_way is not None:
+            under_way.python_reads.note(places)
 
     def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
         """An `autograd.Function` is applied; False if its operators are to be recorded one by one (Rule R15)."""
@@ -192,7 +192,7 @@ class Recorder(TorchDispatchMode):
             self.draft.note_graph()
         elif self.draft.note_compiled():
             return False
-        if self._python_reads is not None or registration_of(cls).replay == "operators":
+        if self._kernel is not None or registration_of(cls).replay == "operators":
             return False  # within an operator's kernel it is a part of that
         reason = None if is_graph(cls) else why_not_one(cls, args, self._is_guarded)
         if reason is not None:
@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):
     @property
     def _is_inside(self) -> bool:
         """Whether it runs within a Function, or within an operator's kernel: it is a part of that."""
-        return self._running is not None or self._python_reads is not None
+        return self._running is not None or self._kernel is not None
 
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
@@ -281,15 +281,20 @@ class Recorder(TorchDispatchMode):
         return holds(of_modules, thing) or holds(self.watch.reads.marks, thing)
 
     def _ran(
-        self, func: Any, encoded: tuple[Any, Any], given: tuple[Any, Any], result: Any, states: Any, reads: Any
+        self,
+        func: Any,
+        encoded: tuple[Any, Any],
+        given: tuple[Any, Any],
+        result: Any,
+        states: Any,
+        kernel: KernelCall | None,
     ) -> ExecutedCall:
-        """A call of the dispatcher's. `reads`: what its kernel has read of Python."""
+        """A call of the dispatcher's. `kernel`: what an operator of the user's has done inside."""
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
         refusal = self._refusal(func, given, written)
-        changed = None if reads is None else reads.changed()
-        if changed is not None:
-            refusal = refusal or f"it keeps state: {changed} changes"
+        if kernel is not None and kernel.why_not_replayed() is not None:
+            refusal = refusal or kernel.why_not_replayed()
             self.draft.remark(f"{func}: never replayed: {refusal}")
         if not self.draft.is_tainted and reveals_data(func, given, outputs):
             self.draft.note_read([*tensors_in(given)])
@@ -306,7 +311,7 @@ class Recorder(TorchDispatchMode):
             refusal=refusal,
             dynamic=dynamic,
             handed_on=handed_on,
-            python_reads=reads,
+            python_reads=None if kernel is None else kernel.python_reads,
         )
 
     def _refusal(self, func: Any, given: tuple[Any, Any], written: Sequence[torch.Tensor]) -> str | None:

@@ -7,10 +7,11 @@ import pytest
 import torch
 from functions import batch, check
 from opaque import array
-from recorded import profile_of, under
+from recorded import captured, profile_of, under
 from torch import nn
 
 from ds_adacc import planner
+from ds_adacc.program.refusals import COLLECTIVE
 
 counter = [0]
 
@@ -121,3 +122,54 @@ def test_custom_operators_are_replayed_and_those_that_write_are_refused():
 
     refusals = {op.short_name: op.refusal for op in check(Calls(), batch()).ops}
     assert refusals["triple"] is None and refusals["triple_"] == "writes in place"
+
+
+SCALE = torch.full((), 2.0)
+
+
+@torch.library.custom_op("ds_adacc_tests::scaled_by_a_tensor", mutates_args=())
+def scaled_by_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE * torch.tensor(3.0)
+
+
+@torch.library.custom_op("ds_adacc_tests::keeps_the_largest", mutates_args=())
+def keeps_the_largest(x: torch.Tensor) -> torch.Tensor:
+    SCALE.copy_(torch.maximum(SCALE, x.max()))
+    return x / SCALE
+
+
+@torch.library.custom_op("ds_adacc_tests::of_its_own", mutates_args=())
+def of_its_own(x: torch.Tensor) -> torch.Tensor:
+    return (x.clone().mul_(2.0) + torch.tensor([1.0])).to(torch.float64).float()
+
+
+@pytest.mark.parametrize("op", [scaled_by_a_tensor, keeps_the_largest])
+def test_a_kernel_that_reads_a_tensor_that_is_not_an_argument_is_never_run_again(op):
+    """Somebody may write to it before backward; and to verify it would write to it once more."""
+    SCALE.fill_(0.25)
+    x = torch.rand(8, 8) + 1.0
+    recording = captured(lambda x: op(x.detach()).sin(), x.requires_grad_()).recording
+    (recorded,) = [each for each in recording.ops if each.short_name == op._name]
+    assert recorded.refusal == "its kernel reads a tensor that is not among its arguments"
+    assert torch.equal(SCALE, torch.tensor(0.25) if op is scaled_by_a_tensor else x.detach().max())
+
+
+def test_a_kernel_that_computes_with_its_arguments_alone_is_replayed():
+    recording = captured(lambda x: of_its_own(x.detach()).sin(), torch.randn(8, 8, requires_grad=True)).recording
+    (recorded,) = [each for each in recording.ops if each.short_name == of_its_own._name]
+    assert recorded.refusal is None
+
+
+@torch.library.custom_op("ds_adacc_tests::reduced", mutates_args=())
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    return torch.ops._c10d_functional.all_reduce(x, "sum", "0").clone()
+
+
+def test_a_collective_that_a_kernel_calls_as_an_operator_is_seen(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        recording = captured(lambda x: reduced(x.detach()).sin(), torch.randn(8, requires_grad=True)).recording
+    finally:
+        torch.distributed.destroy_process_group()
+    (recorded,) = [each for each in recording.ops if each.short_name == reduced._name]
+    assert recorded.refusal == COLLECTIVE

@@ -1,0 +1,84 @@
+"""What a call of an operator of the user's does inside, while a block is recorded."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.geometry import storage_of
+from ds_adacc.program.refusals import COLLECTIVE, refusal_of
+from ds_adacc.program.schema import LIFTS
+from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
+from ds_adacc.record.known import Unrecordable, require_plain
+
+_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_BELOW_PYTHON = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
+
+
+class KernelCall(TorchDispatchMode):
+    """A call of the operator `func`, which `torch.library` defines, with these arguments.
+
+    What its kernel calls is no part of the program, but tells why not to replay it. `python_reads`: what its kernel
+    reads besides its arguments, if that is Python.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch asks here whether compiled code may run compiled under this mode."""
+        return True
+
+    def __init__(self, func: Any, given: tuple[Any, Any]) -> None:
+        super().__init__()
+        self._func = func
+        self._refusal: str | None = None
+        self.python_reads = PythonReads(places_of_kernels(func))
+        self._own = {storage_of(tensor) for tensor in tensors_in(given)}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What the operator returns. It goes to its kernel at once: this mode would else be asked for the operator."""
+        keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors_in((args, kwargs))), _NO_KEYS)
+        if keys == _NO_KEYS:
+            return self._func(*args, **kwargs)
+        with self:
+            return self._func.redispatch(keys & _BELOW_PYTHON, *args, **kwargs)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._refusal is None and func not in LIFTS:
+            self._refusal = self._why_not(func, (args, kwargs))
+        result = func(*args, **kwargs)
+        if self._refusal is None:
+            self._own.update(map(storage_of, tensors_in(result)))
+        return result
+
+    def why_not_replayed(self) -> str | None:
+        """The first reason found, once the call has ended."""
+        changed = self.python_reads.changed()
+        return self._refusal or (None if changed is None else f"it keeps state: {changed} changes")
+
+    def _why_not(self, func: Any, given: tuple[Any, Any]) -> str | None:
+        """Why a kernel must not run again that calls this."""
+        if refusal_of(func) == COLLECTIVE:
+            return COLLECTIVE
+        try:
+            for tensor in tensors_in(given):
+                require_plain(tensor)
+                if storage_of(tensor) not in self._own:
+                    return "its kernel reads a tensor that is not among its arguments"
+        except Unrecordable as reason:
+            return str(reason)
+        return None
