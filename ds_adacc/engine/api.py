@@ -32,7 +32,7 @@ from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
-from ds_adacc.runtime.find_blocks import find_blocks
+from ds_adacc.runtime.find_blocks import find_blocks, layers_around
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
 
@@ -246,7 +246,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     take_over_gradient_checkpointing(engine.module, blocks)
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module)
-    get_logger().info("%s", _summary(blocks))
+    get_logger().info("%s", _summary(blocks, layers_around(engine.module, blocks)))
     if blocks:
         get_logger().info("the first step records and measures the blocks: it takes much longer than later steps")
 
@@ -269,19 +269,31 @@ def _leave_alone(engine: Any) -> None:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
 
 
-def _summary(blocks: dict[str, nn.Module]) -> str:
+def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:
+    """What the log says of the blocks found. `around`: repeated layers that have blocks inside."""
     if not blocks:
         return (
             "0 blocks found. If the model itself runs its blocks through ds_adacc.checkpointing, they will be served. "
             "If it does not, list the class names of its layers in adacc.blocks"
         )
     names = [name or "the whole model" for name in blocks]
-    classes = sorted({class_name(block) for block in blocks.values()})
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
-    text = f"{found} ({', '.join(classes)})"
+    text = f"{found} ({_classes(blocks)})"
     if "" in blocks:
-        text += ". A block that is the whole model saves next to nothing: list the class names of its layers instead"
+        text += (
+            ". A block that is the whole model saves next to nothing by recomputing: list the class names of its "
+            "layers instead"
+        )
+    if around:
+        text += (
+            f'. They lie within the repeated layers that "auto" takes ({_classes(around)}). What these save outside of '
+            "the blocks is not planned for, and has no part in memory_budget"
+        )
     return text
+
+
+def _classes(modules: dict[str, nn.Module]) -> str:
+    return ", ".join(sorted({class_name(module) for module in modules.values()}))
 
 
 def _zero_stage(ds_config: Mapping[str, Any]) -> int:

@@ -36,9 +36,18 @@ def find_blocks(
     for name in wanted:
         if name not in classes:
             near = difflib.get_close_matches(name, classes, n=1)
-            hint = f"the nearest is {near[0]!r}" if near else f"it has {', '.join(sorted(classes))}"
-            raise ConfigError(f"adacc.blocks: the model has no module of class {name!r}; {hint}")
+            layers = ", ".join(sorted({class_name(layer) for layer in _repeated(model, containers).values()}))
+            hint = f"it has {', '.join(sorted(classes))}"
+            hint = f'"auto" takes its repeated layers, {layers}' if layers else hint
+            hint = f"the nearest is {near[0]!r}" if near else hint
+            raise ConfigError(f"adacc.blocks = {list(wanted)}: the model has no module of class {name!r}; {hint}")
     return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
+
+
+def layers_around(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.Module]:
+    """The repeated layers, as "auto" finds them, that have some of these blocks inside."""
+    layers = _repeated(model, (nn.ModuleList, nn.Sequential)).items()
+    return {name: layer for name, layer in layers if any(block.startswith(f"{name}.") for block in blocks)}
 
 
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:

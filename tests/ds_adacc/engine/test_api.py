@@ -21,7 +21,7 @@ from ds_adacc.planner import InfeasibleBudget
 from ds_adacc.planner.solution import evaluate_uniform
 from ds_adacc.profile import codec_maker
 from ds_adacc.report.journal import Journal, read
-from ds_adacc.runtime.find_blocks import find_blocks
+from ds_adacc.runtime.find_blocks import find_blocks, layers_around
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -87,14 +87,22 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
         checkpointing.use(None)
 
 
+def summary(model, wanted):
+    blocks = find_blocks(model, wanted)
+    return engine._summary(blocks, layers_around(model, blocks))
+
+
 def test_the_blocks_found_are_told():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
-    assert engine._summary(find_blocks(model, "auto")) == "3 blocks found: 0 to 2 (GPTBlock)"
-    compiled = nn.Sequential(*map(torch.compile, model))
-    assert engine._summary(find_blocks(compiled, "auto")) == "3 blocks found: 0 to 2 (GPTBlock)"
-    of_model = engine._summary(find_blocks(model, ("Sequential",)))
-    assert of_model.startswith("1 block found: the whole model (Sequential). A block that is the whole model saves")
-    assert engine._summary({}).startswith("0 blocks found. If the model itself runs its blocks through")
+    assert summary(model, "auto") == "3 blocks found: 0 to 2 (GPTBlock)"
+    assert summary(nn.Sequential(*map(torch.compile, model)), "auto") == "3 blocks found: 0 to 2 (GPTBlock)"
+    of_model = summary(nn.ModuleDict({"all": model}), ("ModuleDict",))
+    assert of_model.startswith("1 block found: the whole model (ModuleDict). A block that is the whole model saves")
+    assert summary(nn.Identity(), "auto").startswith("0 blocks found. If the model itself runs its blocks through")
+    assert summary(model, ("LayerNorm",)) == (
+        '6 blocks found: 0.ln1 to 2.ln2 (LayerNorm). They lie within the repeated layers that "auto" takes (GPTBlock). '
+        "What these save outside of the blocks is not planned for, and has no part in memory_budget"
+    )
 
 
 def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
@@ -104,8 +112,12 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
     monkeypatch.setattr(codec_maker, "why_unusable", {"cuda": "CuPy is not installed"}.get)
     with pytest.raises(ConfigError, match=r"adacc\.backend = 'cuda': .*: CuPy is not installed; or take 'auto'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"backend": "cuda"}})
-    with pytest.raises(ConfigError, match="no module of class 'Expert'; the nearest is 'Experts'"):
+    with pytest.raises(ConfigError, match=r"= \['Expert'\]: .* class 'Expert'; the nearest is 'Experts'"):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["Expert"]}})
+    with pytest.raises(
+        ConfigError, match="no module of class 'LlamaDecoderLayer'; \"auto\" takes its repeated layers, "
+    ):
+        ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["LlamaDecoderLayer"]}})
 
 
 def stepped(model, **section):
