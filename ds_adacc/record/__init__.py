@@ -15,6 +15,7 @@ The files, in the order in which a call meets them:
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
+* `kernel_call`: what an operator of the user's does inside.
 * `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
   an operator.
 * `kept`: what the program itself keeps of a call, which no plan frees.
@@ -84,11 +85,11 @@ R15. A call of an `autograd.Function` is one operator, with all that it calls in
     context of its own, below autograd, but under the autocast of forward, and in verifying on memory filled with a
     pattern. Looking on tells why it must not be replayed: a collective, data read into Python, state that it changes,
     other tensors that it reads; the bits of its arguments tell whether it writes to them. What its forward reads of
-    Python is guarded (Rule R8), and must be the same when it is replayed; so must what the kernels of
-    `torch.library`'s operators read. A Function that takes objects may depend on anything, and so may one whose class
-    is made anew at each call and refers to variables around it: there the operators inside are recorded. Nothing is
-    patched: the watch of Python's calls tells of `apply`. Of a call from C code it may not: then the block cannot be
-    recorded.
+    Python is guarded (Rule R8), and must be the same when it is replayed. The kernels of `torch.library`'s operators
+    are looked at in the same way (`kernel_call`). A Function that takes objects may depend on anything, and so may one
+    whose class is made anew at each call and refers to variables around it: there the operators inside are recorded.
+    Nothing is patched: the watch of Python's calls tells of `apply`. Of a call from C code it may not: then the block
+    cannot be recorded.
 R16. Fused attention returns the state of its random generator, for its backward: whole numbers, two at most. Without
     dropout no kernel writes to that memory, so its bits differ from call to call. They are no result: they are never
     compared and never rebuilt, but retained (16 bytes) as a tensor from elsewhere would be. Some kernels return them
@@ -126,7 +127,10 @@ R20. A block that reads data, or numbers that it has put into tensors, may be pl
     shapes stand for what comes before. A block that runs compiled code, has a batch norm, or writes to a tensor that
     it has not made, other than a registered buffer, is never planned so: to run it twice would do more than to make its
     tensors. Of collectives in it, Rule T8 tells.
-R21. While a block is recorded, and watched, Python collects no garbage. What a collection runs (`__del__`, callbacks)
+R21. A call that is followed is watched too. At its size code may run that ran in no recording. What that reads is
+    guarded from then on (Rule R8). If it cannot be read again, if it tells why an operator must not be replayed, or if
+    a kernel reads it, the call counts as another program than the predicted one.
+R22. While a block is recorded, and watched, Python collects no garbage. What a collection runs (`__del__`, callbacks)
     is not the block's, and the next call would not run it at the same place: its operators would become the block's,
     and what it reads would guard the block (Rule R8).
 """

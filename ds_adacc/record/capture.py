@@ -130,7 +130,7 @@ def not_recorded_now(closure: Closure) -> str | None:
     return Watch.refusal()
 
 
-@uncollected()  # Rule R21
+@uncollected()  # Rule R22
 def capture(name: str, call: BlockCall) -> Capture:
     """Run the block once, as plain autograd would, and record it. What the block raises passes through (Rule R1).
 

@@ -28,7 +28,7 @@ from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
 
 
-@uncollected()  # Rule R21
+@uncollected()  # Rule R22
 def follow(
     predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
 ) -> tuple[Any, bool, Reads | None]:
@@ -131,6 +131,7 @@ class Follower(Recorder):
         known, predicted = self.draft.known, self._predicted
         if op.index >= len(predicted.ops) or _call(op) != _call(predicted.ops[op.index]):
             raise Unrecordable(f"{op.name} is not predicted")
+        # Rule R21
         new_places = _places(op) - _places(predicted.ops[op.index])
         if new_places:
             raise Unrecordable(f"{op.name} reads {min(new_places)}, which it did not where it was recorded")

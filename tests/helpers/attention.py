@@ -7,6 +7,7 @@ numbers, beside another that nothing uses; cuDNN's and memory-efficient attentio
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 # How often each operator has run. Tensors, as guards would see Python's numbers change.
 RUNS = {kind: torch.zeros((), dtype=torch.int64) for kind in ("flash", "cudnn", "efficient", "flash_attn")}
@@ -18,13 +19,15 @@ _SEEDED = (torch.Tag.nondeterministic_seeded,)
 def unwritten(size, dtype=torch.int64):
     """Memory that nobody has written to: it holds another number at each call."""
     state = torch.empty(size, dtype=dtype)
-    state.view(torch.int64).copy_(_garbage.add_(1 << 32))
+    with _disable_current_modes():  # no kernel of CUDA's reads another tensor for this
+        state.view(torch.int64).copy_(_garbage.add_(1 << 32))
     return state
 
 
 def _run(kind, q, k, v, dropout, *states):
     """Output and log-sum-exp. A kernel with dropout draws a seed, and hands it on in its first state."""
-    RUNS[kind] += 1
+    with _disable_current_modes():
+        RUNS[kind] += 1
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
     if dropout:
         for state in states:
