@@ -278,7 +278,9 @@ class Recording:
         """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
         if not doubt or self.is_whole:  # a second forward runs whatever the block runs
             return self
-        return self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}"))
+        remark = f"it depends on {doubt}, which ds_adacc cannot watch: nothing of it is recomputed"
+        refused = self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}"))
+        return replace(refused, remarks=(remark, *self.remarks))
 
 
 def _portable(op: RecordedOp) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """The error of a budget that no plan fits names the key, what to set, and what takes the memory."""
 
 import pickle
+import random
 import re
 import sys
 import weakref
@@ -86,6 +87,20 @@ def test_it_tells_why_no_more_is_recomputed():
     line = ReadsData.forward.__code__.co_firstlineno + 1
     why = f" Why no more of ReadsData is recomputed: test_budget_error.py:{line} (forward) reads data into Python"
     assert str(caught.value).count(why) == 1
+
+
+class Draws(zoo.GPTBlock):
+    def forward(self, x):
+        return super().forward(x * 1.0 if random.random() < 2 else x)
+
+
+def test_it_tells_what_the_blocks_depend_on_that_cannot_be_watched():
+    with pytest.raises(planner.InfeasibleBudget) as caught:
+        runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
+        Model(lambda: Draws(WIDTH, 4), 4).step(runtime.checkpoint)
+        Adacc(runtime.config, runtime).end_step()
+    reason = "it depends on random.random in forward, which ds_adacc cannot watch: nothing of it is recomputed."
+    assert f"Why no more of Draws is recomputed: {reason}" in str(caught.value)
 
 
 def test_what_it_says_to_set_does():
