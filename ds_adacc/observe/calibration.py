@@ -192,8 +192,7 @@ def _tell_of_unseen(names: Sequence[str], is_seen: bool) -> None:
     if names:
         what = "the observed peak counts one backward as planned" if is_seen else "the peak of the plan is not observed"
         get_logger().info(
-            "%s: nothing shows when the backward of blocks like %s ends, as no other block's comes after it and none "
-            "of its inputs gets a gradient",
+            "%s: the end of the last backward of %s cannot be seen, since none of its inputs gets a gradient",
             what,
             " and ".join(sorted(set(names))),
         )

@@ -168,8 +168,8 @@ def _replan(
         controller.choose_policies(agreement.known_types)  # blocks that have got another index await a trial there
         return _stay(step, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
-    outcome = f"{changed} values are stored in another way now" if changed else "every value is stored as before"
-    get_logger().info("step %d: %s", step, outcome)
+    outcome = f"{changed} values in another way than" if changed else "every value as"
+    get_logger().info("step %d: the new plan stores %s the old one", step, outcome)
     return Review(True, changed)
 
 

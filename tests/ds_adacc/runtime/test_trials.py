@@ -196,7 +196,7 @@ def test_an_error_that_rises_above_the_bound_is_caught_at_the_next_tracking_step
         r"\(the largest: \S+, of GPTBlock\)",
         training.runtime.controller.plan.reason,
     )
-    assert re.search(r"step \d+: \d+ values are stored in another way now", caplog.text)
+    assert re.search(r"step \d+: the new plan stores \d+ values in another way than the old one", caplog.text)
 
 
 def test_a_plan_made_in_a_tracking_step_loses_no_error_that_was_measured_in_it():
