@@ -43,9 +43,12 @@ class KernelCall(TorchDispatchMode):
         self._own = {storage_of(tensor) for tensor in tensors_in(given)}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns. It goes to its kernel at once: this mode would else be asked for the operator."""
+        """What the operator returns. It goes to its kernel at once: this mode would else be asked for the operator.
+
+        It is not looked into if it has no such kernel, as one of higher order, or is given no tensor.
+        """
         keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors_in((args, kwargs))), _NO_KEYS)
-        if keys == _NO_KEYS:
+        if keys == _NO_KEYS or not isinstance(self._func, torch._ops.OpOverload):
             return self._func(*args, **kwargs)
         with self:
             return self._func.redispatch(keys & _BELOW_PYTHON, *args, **kwargs)

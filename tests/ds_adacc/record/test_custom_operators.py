@@ -11,7 +11,7 @@ from recorded import captured, profile_of, under
 from torch import nn
 
 from ds_adacc import planner
-from ds_adacc.program.refusals import COLLECTIVE
+from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
 
 counter = [0]
 
@@ -173,3 +173,22 @@ def test_a_collective_that_a_kernel_calls_as_an_operator_is_seen(tmp_path):
         torch.distributed.destroy_process_group()
     (recorded,) = [each for each in recording.ops if each.short_name == reduced._name]
     assert recorded.refusal == COLLECTIVE
+
+
+def test_an_operator_of_higher_order_runs_as_it_does():
+    def forward(x):
+        return torch.ops.higher_order.cond(torch.tensor(True), torch.sin, torch.cos, (x.detach(),))[0] * x
+
+    x = torch.randn(4, requires_grad=True)
+    recording = captured(forward, x).recording
+    assert [op.refusal for op in recording.ops if op.short_name == "cond"] == [OPAQUE]
+
+
+def test_an_operator_of_no_tensors_runs_as_it_does():
+    @torch.library.custom_op("ds_adacc_tests::of_a_number", mutates_args=())
+    def of_a_number(size: int) -> torch.Tensor:
+        return torch.arange(size) * 2.0
+
+    recording = captured(lambda x: x.sin() * of_a_number(4), torch.randn(4, requires_grad=True)).recording
+    (recorded,) = [op for op in recording.ops if op.short_name == of_a_number._name]
+    assert recorded.refusal is None
