@@ -145,6 +145,7 @@ class Watch:
                 sys.setprofile(self._told)
 
     def paused(self) -> _Paused:
+        """A context in which nothing is watched."""
         return _Paused(self)
 
     def stop(self) -> None:
