@@ -1,4 +1,4 @@
-"""The dispatch modes of the user's, under which a replay must run as its forward did (Rule R11)."""
+"""Dispatch modes: those of the user's, under which a replay must run as its forward did (Rule R11), and our own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.python_state.content import is_library
+
+
+class BesideCompiled(TorchDispatchMode):
+    """What our own modes have in common: compiled code runs compiled under them, as it will in later calls."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Torch asks here whether compiled code may run compiled under this mode.
+
+        If not, Dynamo marks code that it has to compile under the mode, and that code never runs compiled again.
+        """
+        return True
 
 
 def modes_now() -> tuple[TorchDispatchMode, ...]:

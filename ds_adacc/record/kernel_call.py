@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.dispatch_modes import BesideCompiled
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.refusals import COLLECTIVE, refusal_of
 from ds_adacc.program.schema import LIFTS
@@ -21,7 +21,7 @@ _NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
 _BELOW_PYTHON = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
 
 
-class KernelCall(TorchDispatchMode):
+class KernelCall(BesideCompiled):
     """A call of the operator `func`, which `torch.library` defines, with these arguments.
 
     What its kernel calls is no part of the program, but tells why not to replay it. `python_reads`: what its kernel
@@ -29,11 +29,6 @@ class KernelCall(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Torch asks here whether compiled code may run compiled under this mode."""
-        return True
 
     def __init__(self, func: Any, given: tuple[Any, Any]) -> None:
         super().__init__()

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ds_adacc.program.arguments import generators_in, tensors_in
+from ds_adacc.program.dispatch_modes import BesideCompiled
 from ds_adacc.program.function_operator import as_tuple, why_not_one
 from ds_adacc.program.generators import torch_unmoved, unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
@@ -42,7 +42,7 @@ from ds_adacc.record.made_of_numbers import LIFT_FRESH, is_number
 from ds_adacc.record.verify import difference
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(BesideCompiled):
     """The dispatch mode and pack hook of one recorded forward, and what the watch tells of Python's calls.
 
     `draft` has what was written down, and `saved` what autograd saves, in order. Each operator is verified as soon as
@@ -54,11 +54,6 @@ class Recorder(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Torch asks here whether compiled code may run compiled under this mode."""
-        return True
 
     def __init__(self, name: str, call: BlockCall) -> None:
         super().__init__()
@@ -293,8 +288,9 @@ class Recorder(TorchDispatchMode):
         outputs = result if isinstance(result, tuple | list) else (result,)
         written = written_tensors(func, given)
         refusal = self._refusal(func, given, written)
-        if kernel is not None and kernel.why_not_replayed() is not None:
-            refusal = refusal or kernel.why_not_replayed()
+        of_kernel = None if kernel is None else kernel.why_not_replayed()
+        if of_kernel is not None:
+            refusal = refusal or of_kernel
             self.draft.remark(f"{func}: never replayed: {refusal}")
         if not self.draft.is_tainted and reveals_data(func, given, outputs):
             self.draft.note_read([*tensors_in(given)])

@@ -10,23 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.program.dispatch_modes import BesideCompiled
 from ds_adacc.program.same_bits import as_bytes, pieces
 
 PATTERNS = (0xA5, 0x5A)
 
 
-class Filled(TorchDispatchMode):
+class Filled(BesideCompiled):
     """Fills the memory that `empty` and its like return with bytes of this pattern."""
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Torch asks here whether compiled code may run compiled under this mode.
-
-        If not, Dynamo marks code that it has to compile under the mode, and that code never runs compiled again.
-        """
-        return True
 
     def __init__(self, pattern: int) -> None:
         super().__init__()

@@ -12,11 +12,13 @@ from ds_adacc.config import ConfigError
 from ds_adacc.program.module_class import class_name, class_of
 from ds_adacc.program.parameters import whole_shape
 
+_CONTAINERS = (nn.ModuleList, nn.Sequential)
+
 
 def find_blocks(
     model: nn.Module,
     wanted: str | Sequence[str],
-    containers: tuple[type[nn.Module], ...] = (nn.ModuleList, nn.Sequential),
+    containers: tuple[type[nn.Module], ...] = _CONTAINERS,
     elsewhere: Collection[str] = (),
 ) -> dict[str, nn.Module]:
     """The model's blocks by dotted name. "auto" selects the repeated layers; else `wanted` lists class names.
@@ -35,18 +37,25 @@ def find_blocks(
     classes = {class_name(module) for module in model.modules()}.union(elsewhere)
     for name in wanted:
         if name not in classes:
-            near = difflib.get_close_matches(name, classes, n=1)
-            layers = ", ".join(sorted({class_name(layer) for layer in _repeated(model, containers).values()}))
-            hint = f"it has {', '.join(sorted(classes))}"
-            hint = f'"auto" takes its repeated layers, {layers}' if layers else hint
-            hint = f"the nearest is {near[0]!r}" if near else hint
+            layers = {class_name(layer) for layer in _repeated(model, containers).values()}
+            hint = _hint(name, classes, layers)
             raise ConfigError(f"adacc.blocks = {list(wanted)}: the model has no module of class {name!r}; {hint}")
     return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
 
 
+def _hint(name: str, classes: Collection[str], layers: Collection[str]) -> str:
+    """What to list in place of a class that the model does not have. `layers`: the classes that "auto" finds."""
+    near = difflib.get_close_matches(name, classes, n=1)
+    if near:
+        return f"the nearest is {near[0]!r}"
+    if layers:
+        return f'"auto" takes its repeated layers, {", ".join(sorted(layers))}'
+    return f"it has {', '.join(sorted(classes))}"
+
+
 def layers_around(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.Module]:
     """The repeated layers, as "auto" finds them, that have some of these blocks inside."""
-    layers = _repeated(model, (nn.ModuleList, nn.Sequential)).items()
+    layers = _repeated(model, _CONTAINERS).items()
     return {name: layer for name, layer in layers if any(block.startswith(f"{name}.") for block in blocks)}
 
 

@@ -107,9 +107,9 @@ class PlannedCalls:
                 output, is_as_predicted, reads = follow(bound.recording, incoming.call, pack, call.diverge)
                 if reads is not None:
                     incoming.block.places.update(reads.places)  # at other sizes, other code may have run
-                if reads is not None and is_as_predicted:
-                    variant.is_unseen = False
-                    self._seen.add(incoming, variant)
+                    if is_as_predicted:
+                        variant.is_unseen = False
+                        self._seen.add(incoming, variant)
             else:
                 output = run_packed(pack, incoming.call.run)
             outdated = call.confirm(output)
