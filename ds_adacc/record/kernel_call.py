@@ -56,11 +56,9 @@ class KernelCall(BesideCompiled):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._refusal is None and func not in LIFTS:
-            self._refusal = self._why_not(func, (args, kwargs))
         result = func(*args, **kwargs)
         if self._refusal is None:
-            self._own.update(map(storage_of, tensors_in(result)))
+            self._refusal = self._why_not(func, (args, kwargs), result)
         return result
 
     def why_not_replayed(self) -> str | None:
@@ -68,15 +66,17 @@ class KernelCall(BesideCompiled):
         changed = self.python_reads.changed()
         return self._refusal or (None if changed is None else f"it keeps state: {changed} changes")
 
-    def _why_not(self, func: Any, given: tuple[Any, Any]) -> str | None:
-        """Why a kernel must not run again that calls this."""
+    def _why_not(self, func: Any, given: tuple[Any, Any], result: Any) -> str | None:
+        """Why a kernel must not run again that has called this."""
         if refusal_of(func) == COLLECTIVE:
             return COLLECTIVE
+        read, made = list(tensors_in(given)), list(tensors_in(result))
         try:
-            for tensor in tensors_in(given):
+            for tensor in (*read, *made):
                 require_plain(tensor)
-                if storage_of(tensor) not in self._own:
-                    return "its kernel reads a tensor that is not among its arguments"
         except Unrecordable as reason:
             return str(reason)
+        if func not in LIFTS and not self._own.issuperset(map(storage_of, read)):
+            return "its kernel reads a tensor that is not among its arguments"
+        self._own.update(map(storage_of, made))
         return None

@@ -175,6 +175,19 @@ def test_a_collective_that_a_kernel_calls_as_an_operator_is_seen(tmp_path):
     assert recorded.refusal == COLLECTIVE
 
 
+@torch.library.custom_op("ds_adacc_tests::through_sparse", mutates_args=())
+def through_sparse(x: torch.Tensor) -> torch.Tensor:
+    return x.to_sparse().to_dense() * 2.0
+
+
+def test_a_kernel_that_makes_tensors_of_another_kind_runs_as_it_does():
+    x = torch.randn(4, 4, requires_grad=True)
+    found = captured(lambda x: through_sparse(x.detach()) * x, x)
+    assert torch.equal(found.output, x * 2.0 * x)
+    (recorded,) = [op for op in found.recording.ops if op.short_name == through_sparse._name]
+    assert recorded.refusal is not None
+
+
 def test_an_operator_of_higher_order_runs_as_it_does():
     def forward(x):
         return torch.ops.higher_order.cond(torch.tensor(True), torch.sin, torch.cos, (x.detach(),))[0] * x
