@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ds_adacc.config import SECTION, AdaccConfig, origin, read, section_of
-from ds_adacc.config.activation_checkpointing import ADVICE, Options
+from ds_adacc.config.activation_checkpointing import ADVICE, Options, unknown_keys
 from ds_adacc.config.activation_checkpointing import SECTION as OPTIONS
 from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
@@ -96,6 +96,7 @@ def configure(
     number of layers. Whatever is raised, the configuration stays as it was.
     """
     ds_config = read(deepspeed_config)
+    unknown = unknown_keys(ds_config)
     options = Options.of(ds_config).overridden(
         partition_activations=partition_activations,
         contiguous_memory_optimization=contiguous_checkpointing,
@@ -108,6 +109,8 @@ def configure(
     if section is not None:
         refuse_unusable(section)
     registry.forget_dropped()
+    for line in unknown:
+        get_logger().warning(line)
     if options.without_effect:
         get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
     if section is not None and section.compact is not None and not registry.has_engines:
@@ -200,6 +203,8 @@ def tell_of_options(ds_config: Mapping[str, Any]) -> None:
 
     An engine does not read that section, neither DeepSpeed's nor with ds_adacc. Raises ConfigError if it is no object.
     """
+    for line in unknown_keys(ds_config):
+        get_logger().warning(line)
     ignored = Options.of(ds_config).beyond(registry.options)
     if ignored:
         text = f'these keys of "{OPTIONS}" have no effect, as ds_adacc decides what blocks hold: '

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ds_adacc.config import ConfigError, read
+from ds_adacc.config.section import nearest
 
 SECTION = "activation_checkpointing"
 _NUMBER = "number_checkpoints"  # all other keys are switches, which may be given as null or 1
@@ -33,13 +34,11 @@ class Options:
 
     @classmethod
     def of(cls, ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Options:
-        """The options of `ds_config`, a path or a dict. Unknown keys are ignored, as DeepSpeed ignores them.
+        """The options of `ds_config`, a path or a dict. DeepSpeed ignores unknown keys, so they are no error here.
 
         Raises ConfigError if `ds_config` cannot be read, or the section is not an object.
         """
-        section = read(ds_config).get(SECTION, {})
-        if not isinstance(section, Mapping):
-            raise ConfigError(f"{SECTION} = {section!r}: must be an object")
+        section = _section_of(ds_config)
         given = {field.name: section[field.name] for field in fields(cls) if field.name in section}
         return cls(**{name: value if name == _NUMBER else bool(value) for name, value in given.items()})
 
@@ -66,3 +65,20 @@ class Options:
         """The keys that are set but have no effect in ds_adacc."""
         idle = ("contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile")
         return tuple(name for name in idle if getattr(self, name))
+
+
+def unknown_keys(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> list[str]:
+    """One line for each key of the section that DeepSpeed does not know either. Raises ConfigError as `Options.of`."""
+    known = [field.name for field in fields(Options)]
+    return [
+        f"{SECTION}.{key} = {value!r}: unknown key, which has no effect{nearest(key, known)}"
+        for key, value in _section_of(ds_config).items()
+        if key not in known
+    ]
+
+
+def _section_of(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    section = read(ds_config).get(SECTION, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{SECTION} = {section!r}: must be an object")
+    return section

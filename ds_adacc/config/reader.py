@@ -15,6 +15,7 @@ from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location,
 
 ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
 
+_ABSENT = object()  # no value of a key is equal to it
 _NUMBER_OR_BOOLEAN = re.compile(r"true|false|\d+(\.\d+)?(e-?\d+)?")
 _EXAMPLES = {"rectifier": '{"enabled": false}', "solver": '{"max_seconds": 10}'}  # of nested sections; {} is one too
 _TYPES = {  # by pydantic's name of the error
@@ -118,9 +119,24 @@ def _with_environment(document: Mapping[str, Any]) -> Mapping[str, Any]:
     if found and not given.startswith("{") and not found.keys() & {SECTION, *AdaccConfig.model_fields}:
         valid = ", ".join(map(repr, AdaccConfig.model_fields))
         raise ConfigError(f"{ENVIRONMENT}: {given!r} has no {SECTION!r} section, and none of its keys ({valid}) either")
-    if document.get(SECTION, section) != section:
-        raise ConfigError(f"{ENVIRONMENT} is set, and ds_config has another {SECTION!r} section: remove one of the two")
+    if (other := document.get(SECTION, section)) != section:
+        raise ConfigError(
+            f"{ENVIRONMENT} is set, and ds_config has another {SECTION!r} section ({_difference(section, other)}): "
+            "remove one of the two"
+        )
     return {**document, SECTION: section}
+
+
+def _difference(section: Any, other: Any) -> str:
+    """How the section that the environment variable gives differs from that of ds_config, in words."""
+    if not isinstance(section, Mapping) or not isinstance(other, Mapping):
+        return f"{_shown(section)} and {_shown(other)}"
+    keys = [key for key in {**section, **other} if section.get(key, _ABSENT) != other.get(key, _ABSENT)]
+    return "; ".join(f"{key} is {_at(section, key)} in {ENVIRONMENT}, {_at(other, key)} in ds_config" for key in keys)
+
+
+def _at(section: Mapping[str, Any], key: str) -> str:
+    return _shown(section[key]) if key in section else "absent"
 
 
 def _is_json(text: str) -> bool:

@@ -30,6 +30,7 @@ _UNITS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
+_BY_ROLE = ', or an object of roles and their codecs, such as {"linear": ["outlier", "group"], "key": "channel"}'
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
 _FRACTION = re.compile(r"0\.\d+|1\.0")
 _PERCENTS = re.compile(r"\s*(\d{1,2}(?:\.\d+)?|100)\s*%\s*")
@@ -153,14 +154,16 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
     if isinstance(value, str):
         if value not in PRESETS:
             role = "dropout_mask" if value == "bits" else "linear"
-            hint = f"; a codec is given by role, as in {{{role!r}: {value!r}}}" if value in CODECS else ""
-            raise _invalid(((), value, f"unknown preset{nearest(value, PRESETS, {'lossless': 'none'})}{hint}"))
+            meant = nearest(value, PRESETS, {"lossless": "none"})
+            hint = "" if "did you mean" in meant else _BY_ROLE
+            if value in CODECS:
+                hint = f"; a codec is given by role, as in {{{role!r}: {value!r}}}"
+            raise _invalid(((), value, f"unknown preset{meant}{hint}"))
         return value
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))
         hint = "; did you mean 'none'?" if value is None or value is False else ""
-        example = '{"linear": ["outlier", "group"], "key": "channel"}'
-        message = f"must be one of {presets}, or an object of roles and their codecs, such as {example}{hint}"
+        message = f"must be one of {presets}{_BY_ROLE}{hint}"
         raise _invalid(((), value, message))
     problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
     if problems:

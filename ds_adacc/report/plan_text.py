@@ -46,7 +46,8 @@ def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreeme
 def made_in_a_line(plan: Plan) -> str:
     """That there is a plan, and why."""
     peak, budget = human_bytes(plan.peak), _shown(plan.budget)
-    return f"a plan is made in {plan.solve_seconds:.1f} s ({plan.reason}): its peak is {peak}, the budget {budget}"
+    beside = f"above the budget of {budget}" if plan.peak > plan.budget else f"the budget {budget}"
+    return f"a plan is made in {plan.solve_seconds:.1f} s ({plan.reason}): its peak is {peak}, {beside}"
 
 
 def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
@@ -60,7 +61,8 @@ def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
 
 def corrected_in_a_line(plan: Plan, observation: Observation) -> str:
     """What was observed under a plan whose memory model was wrong: another follows at once."""
-    return f"peak {_peaks(plan, observation)}. The memory model is corrected, and another plan follows"
+    only = ", of which the forwards took more or less than planned" if observation.peak is None else ""
+    return f"peak {_peaks(plan, observation)}{only}. The memory model is corrected, and another plan follows"
 
 
 def _peaks(plan: Plan, observation: Observation) -> str:

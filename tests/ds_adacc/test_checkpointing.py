@@ -389,6 +389,18 @@ def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
     )
 
 
+@pytest.mark.parametrize("by_an_engine", [True, False])
+def test_keys_that_deepspeed_ignores_without_a_word_are_named(caplog, by_an_engine):
+    section = {"partition_activation": True, "profile": False}
+    tell = checkpointing.tell_of_options if by_an_engine else functools.partial(checkpointing.configure, None)
+    tell({"adacc": LOSSLESS, "activation_checkpointing": section})
+    valid = "'partition_activations', 'contiguous_memory_optimization', 'number_checkpoints', 'cpu_checkpointing', "
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "activation_checkpointing.partition_activation = True: unknown key, which has no effect; did you mean "
+        f"'partition_activations'? (valid: {valid}'synchronize_checkpoint_boundary', 'profile')"
+    ]
+
+
 def test_options_that_configure_has_set_are_taken(caplog):
     checkpointing.configure(None, {"adacc": LOSSLESS, "activation_checkpointing": {"cpu_checkpointing": True}})
     assert told_of_options(caplog, cpu_checkpointing=True) == []

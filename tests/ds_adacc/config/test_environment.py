@@ -27,8 +27,14 @@ def test_an_empty_variable_says_nothing(monkeypatch):
 def test_a_second_section_is_refused(monkeypatch):
     monkeypatch.setenv("ADACC_CONFIG", json.dumps(SECTION))
     assert load({"adacc": SECTION}) is not None
-    with pytest.raises(ConfigError, match="ADACC_CONFIG is set, and ds_config has another 'adacc' section"):
-        load({"adacc": {"memory_budget": 0.4}})
+    with pytest.raises(ConfigError, match="ADACC_CONFIG is set, and ds_config has another 'adacc' section") as raised:
+        load({"adacc": {"memory_budget": 0.4, "offload": False}})
+    assert str(raised.value).endswith(
+        "(memory_budget is 0.5 in ADACC_CONFIG, 0.4 in ds_config; codecs is 'none' in ADACC_CONFIG, absent in "
+        "ds_config; offload is absent in ADACC_CONFIG, false in ds_config): remove one of the two"
+    )
+    with pytest.raises(ConfigError, match=r"another 'adacc' section \({'memory_budget': 0.5, .+} and null\): remove"):
+        load({"adacc": None})
 
 
 @pytest.mark.parametrize("text", ["{", "no-such-file.json", "{'a': 1", '{"memory_budget": 0.5, "memory_budget": 0.4}'])

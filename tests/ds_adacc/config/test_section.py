@@ -385,6 +385,12 @@ def test_presets_name_codecs_that_exist():
             "(valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', 'none')",
         ),
         (
+            {"codecs": "int4"},
+            "adacc.codecs = 'int4': unknown preset (valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', "
+            "'none'), or an object of roles and their codecs, such as "
+            '{"linear": ["outlier", "group"], "key": "channel"}',
+        ),
+        (
             {"codecs": "bits"},
             "adacc.codecs = 'bits': unknown preset (valid: 'auto', 'paper', 'paper-no-outliers', 'quantization', "
             "'none'); a codec is given by role, as in {'dropout_mask': 'bits'}",

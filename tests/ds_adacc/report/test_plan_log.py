@@ -39,7 +39,8 @@ def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(l
     told.observed(plan, seen, 3, is_corrected=False)
     told.observed(replace(plan, reason="a reason"), seen, 5, is_corrected=False)
     told.observed(other, seen, 9, is_corrected=False)
-    corrected, table, same, later = log()[log_before:]
+    told.observed(plan, replace(seen, peak=None), 11, is_corrected=True)
+    corrected, table, same, later, by_forward = log()[log_before:]
     assert re.fullmatch(
         r"step 2: peak planned \S+ KiB, observed 1.00 KiB. The memory model is corrected, and another plan follows",
         corrected,
@@ -50,6 +51,18 @@ def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(l
     assert same.startswith("step 5: the solver has found the same plan again (a reason): peak planned ")
     assert later.startswith("step 9: a new plan is in force (new shapes recorded): peak planned ")
     assert later.endswith(" ms to a forward and backward. `ds_adacc report` shows its table")
+    assert re.fullmatch(
+        r"step 11: peak planned \S+ KiB, of which the forwards took more or less than planned. The memory model is "
+        "corrected, and another plan follows",
+        by_forward,
+    )
+
+
+def test_a_plan_above_the_budget_is_called_so(log):
+    training = steps(9)
+    told = PlanLog(training.agreement, Journal(None), Ranks())
+    told.decided(replace(training.runtime.controller.plan, budget=1 << 10), 1)
+    assert re.search(r"\): its peak is \S+ KiB, above the budget of 1.00 KiB\.", log()[-1])
 
 
 def test_a_plan_for_much_larger_inputs_gets_a_table_of_its_own(log):
