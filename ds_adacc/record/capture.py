@@ -21,7 +21,7 @@ from ds_adacc.program.arguments import ValueRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.slots import keep, run_packed
+from ds_adacc.program.slots import Slot, keep, run_packed
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.guards import python_modules_in, snapshot
@@ -103,8 +103,10 @@ class _RecordingHook:
         self._slots: LateSlots | None = LateSlots(recorder.draft.count_operators)
 
     @torch._disable_dynamo
-    def __call__(self, tensor: torch.Tensor) -> LateSlot:
+    def __call__(self, tensor: torch.Tensor) -> Slot:
         assert self.recorder is not None and self._slots is not None
+        if self.recorder.is_elsewhere():
+            return keep(tensor)
         with self.recorder.watch.paused():
             packed = self.recorder.pack(tensor)
             with self.recorder.aside():

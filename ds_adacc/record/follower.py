@@ -15,7 +15,7 @@ import torch
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
-from ds_adacc.program.slots import run_packed
+from ds_adacc.program.slots import keep, run_packed
 from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.places import Reads
 from ds_adacc.python_state.watch import Watch
@@ -75,6 +75,9 @@ class Follower(Recorder):
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
+        if self.is_elsewhere():
+            self._diverge()
+            return keep(tensor)
         with self.watch.paused():
             super().pack(tensor)
             self.saved.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -61,6 +62,7 @@ class Recorder(BesideCompiled):
         self.draft = Draft(call)
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
+        self._thread = threading.get_ident()
         self._closure = call.closure  # not the call, which keeps its arguments alive
         self._casts = Casts()
         self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
@@ -79,6 +81,8 @@ class Recorder(BesideCompiled):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if self.is_elsewhere():
+            return func(*args, **(kwargs or {}))
         with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
             return self._dispatch(func, args, kwargs or {})
 
@@ -132,6 +136,16 @@ class Recorder(BesideCompiled):
         with self._noting():
             return self.draft.note_own_memory(tensor)
         return False  # it cannot be recorded
+
+    def is_elsewhere(self) -> bool:
+        """Whether a second thread of the block's is here. Then nothing can be recorded: the order is never the same.
+
+        Backward has threads of its own too. But a Function that runs a backward inside waits for it.
+        """
+        if threading.get_ident() == self._thread or self._is_inside:
+            return False
+        self.failure = self.failure or "its operators run in several threads, as torch.jit.fork has them"
+        return True
 
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note one saved tensor. Returns an alias of it that is not part of the autograd graph."""

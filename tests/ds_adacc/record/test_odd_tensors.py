@@ -166,6 +166,35 @@ def test_what_cannot_be_recorded_runs_under_plain_autograd(activation, reason, c
     assert caplog.text.count(f"runs without ds_adacc, under plain autograd: {reason}") == 1
 
 
+@torch.jit.script
+def branch(x):
+    return x.tanh() * x.sigmoid()
+
+
+@torch.jit.script
+def branches(x):
+    other = torch.jit.fork(branch, x)
+    return x.sin().exp() + torch.jit.wait(other)
+
+
+def branches_if_long(x):
+    return branches(x) if x.shape[1] > 5 else x.sin().exp() + branch(x)
+
+
+@pytest.mark.parametrize("activation", [branches, branches_if_long])
+def test_a_block_that_runs_in_several_threads_runs_under_plain_autograd(activation, caplog):
+    """Autograd saves from all of them, in an order that differs from call to call."""
+    block = Activated(activation)
+    for length in (3, 8) * 3:  # TorchScript optimises what it runs again, and then gives other bits
+        zoo.gradients(block, (torch.randn(2, length, 4, requires_grad=True),), {})
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.9, "codecs": "none"}}))
+    for length in (3, 3, 4, 5, 6, 7, 8) * 5:
+        args = (torch.randn(2, length, 4, requires_grad=True),)
+        ours = zoo.gradients(block, args, {}, lambda x: runtime.checkpoint(block, x))
+        zoo.assert_same_bits(zoo.gradients(block, args, {}), ours)
+    assert caplog.text.count("under plain autograd: its operators run in several threads, as torch.jit.fork ") == 1
+
+
 class Holding(nn.Module):
     """A layer that reads a tensor: a buffer of its own, or an argument."""
 
