@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
@@ -16,7 +14,7 @@ from ds_adacc.execute.written_buffers import WrittenBuffers
 from ds_adacc.program.arguments import generators_in
 from ds_adacc.program.dispatch_modes import modes_now, under
 from ds_adacc.program.function_operator import autocast_now, casting
-from ds_adacc.program.generators import default_generators, identity_of, named_states, set_named_states, unmoved
+from ds_adacc.program.random_states import RandomStates
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import Retained
 from ds_adacc.python_state.changes import is_number, rewritten
@@ -43,17 +41,14 @@ class Beginning:
         self._objects: list[Any] = []
         self._arguments = _Copies(self._taken).of((run.args, run.keywords))
         self._numbers = _numbers_in(self._objects)
-        own = (*call.closure.generators(), *generators_in(call.arguments))
-        self._states = [(generator, generator.get_state()) for generator in (*default_generators(), *own)]
-        self._named = named_states()
-        self._of_python, self._of_numpy = random.getstate(), np.random.get_state()
+        self._random = RandomStates((*call.closure.generators(), *generators_in(call.arguments)))
         self._autocast, self._caches_casts = autocast_now(), torch.is_autocast_cache_enabled()
         self._modes = modes_now()
         self._devices = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)][-1:]
 
     def knows(self, generator: torch.Generator) -> bool:
         """Whether a second forward finds the random generator as it was."""
-        return identity_of(generator) in {identity_of(known) for known, _ in self._states}
+        return self._random.has(generator)
 
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
@@ -72,20 +67,13 @@ class Beginning:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        named = named_states()
         with ExitStack() as stack:
-            stack.enter_context(unmoved(generator for generator, _ in self._states))
-            stack.callback(set_named_states, named)
+            stack.enter_context(self._random)
             stack.enter_context(casting(self._autocast, self._caches_casts))
             stack.enter_context(under(self._modes))
             stack.enter_context(self.buffers.as_before())
             for mode in self._devices:
                 stack.enter_context(mode)
-            for generator, state in self._states:
-                generator.set_state(state)
-            random.setstate(self._of_python)
-            np.random.set_state(self._of_numpy)
-            set_named_states(self._named)
             yield
 
     def _taken(self, leaf: Any) -> Any:

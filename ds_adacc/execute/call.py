@@ -17,7 +17,7 @@ from ds_adacc.program.dispatch_modes import modes_now
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 
 class Call:

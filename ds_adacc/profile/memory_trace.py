@@ -19,6 +19,8 @@ from torch.autograd import (
     _record_function_with_args_exit,
 )
 
+from ds_adacc.program.signature import is_in_backward
+
 _MARK = "ds_adacc memory mark "
 
 
@@ -133,11 +135,6 @@ def _is_of_the_program(events: Sequence[Any]) -> bool:
     A collective's buffers do not belong to what is measured. They come and go at any moment of what runs meanwhile.
     """
     return not (events and events[0].name().startswith("gloo:"))
-
-
-def is_in_backward() -> bool:
-    """Whether autograd runs a backward on this thread."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _outliving(traffic: Sequence[int]) -> set[int]:

@@ -15,8 +15,8 @@ those of `record/`.
   `known_functions`: which operator of ATen one is like, by its name; `module_class`: the class of a module, compiled or
   not; `graphs`: those that torch.compile has made; `nodes`: autograd's nodes behind a tensor, which tell the graphs
   that have run; `compiled_backward`: may the backward of a graph be run ahead of training's own.
-* `replay`: runs one operator again; `generators`: puts a random generator into a state; `dispatch_modes`: turns on
-  those of the user's.
+* `replay`: runs one operator again; `generators`: puts a random generator into a state; `random_states`: the states of
+  all generators, for a second forward; `dispatch_modes`: turns on those of the user's.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
 * `symbolic_program`: one program at several input sizes, and what it is at others; `formula`: how a number follows the

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,27 +56,6 @@ def unmoved(generators: Iterable[torch.Generator]) -> Iterator[None]:
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-
-
-def named_states() -> dict[str, torch.Tensor]:
-    """The states in DeepSpeed's tracker of random generators, by name (`get_cuda_rng_tracker`): none if it has none.
-
-    `fork` sets the device's generator to one of them, and puts the state that it leaves in its place.
-    """
-    tracker = _tracker()
-    return {} if tracker is None else tracker.get_states()
-
-
-def set_named_states(states: dict[str, torch.Tensor]) -> None:
-    """Put these states into DeepSpeed's tracker, if it has any."""
-    tracker = _tracker()
-    if tracker is not None and (states or tracker.get_states()):
-        tracker.set_states(dict(states))  # `fork` writes to what it has
-
-
-def _tracker() -> Any:
-    deepspeeds = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
-    return None if deepspeeds is None else deepspeeds.get_cuda_rng_tracker()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 PIECE = 1 << 17  # elements; 1 MiB in double precision, so that it stays in a cache of the CPU
 DEVICE_PIECE = 1 << 21  # on a device, which computes on smaller pieces faster than Python asks it to

@@ -17,7 +17,9 @@ from torch.utils._device import DeviceContext
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
-from ds_adacc.python_state.guards import Look, snapshot, stride_of, token
+from ds_adacc.python_state.guards import snapshot
+from ds_adacc.python_state.identity import identity_mark
+from ds_adacc.python_state.tensor_marks import TensorMark, stride_of
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _HOOKS_OF_ALL_MODULES = (
@@ -72,12 +74,17 @@ def surroundings() -> str | None:
     """
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:  # pyrefly: ignore [missing-attribute]
         return "it is called within saved_tensors_hooks, as those of save_on_cpu or torch.utils.checkpoint"
-    if torch._C._current_graph_task_id() != -1:
+    if is_in_backward():
         return (
             "it is called within a backward, as by cached losses (GradCache), or by torch.utils.checkpoint with "
             "use_reentrant=True"
         )
     return why_unhooked()
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward on this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def why_unhooked() -> str | None:
@@ -102,7 +109,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = tuple([Look(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad) for t in tensors])
+    parts = tuple([TensorMark(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad) for t in tensors])
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
@@ -211,7 +218,7 @@ def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
 
     Those inside objects stay: the object may hold more that follows them.
     """
-    if isinstance(key, Look) or type(key) is not tuple or len(key) != 2:
+    if isinstance(key, TensorMark) or type(key) is not tuple or len(key) != 2:
         return key
     kind, inside = key
     if kind is int:
@@ -225,7 +232,7 @@ def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
 
 
 def _opened(key: Any, sizes: list[int]) -> Hashable:
-    if isinstance(key, Look):
+    if isinstance(key, TensorMark):
         sizes += key.shape
         return len(key.shape), key.dtype, key.device, key.requires_grad
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
@@ -250,8 +257,8 @@ def _named(key: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _note_numbers(name: str, one: Any, other: Any, found: dict[str, tuple[Any, Any]]) -> bool:
-    if isinstance(one, Look) or type(one) is not tuple or type(other) is not tuple or len(one) != len(other):
-        return isinstance(one, Look) or one == other
+    if isinstance(one, TensorMark) or type(one) is not tuple or type(other) is not tuple or len(one) != len(other):
+        return isinstance(one, TensorMark) or one == other
     if one and one[0] is other[0] and one[0] in (int, float):
         if one != other:
             found[name] = one[1], other[1]
@@ -278,7 +285,7 @@ def ambient() -> Hashable:
 
 
 def _mark_of_hook(hook: Any) -> Hashable:
-    return snapshot(hook) if isinstance(hook, types.FunctionType) else token(hook)
+    return snapshot(hook) if isinstance(hook, types.FunctionType) else identity_mark(hook)
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> Hashable:

@@ -15,7 +15,7 @@ import torch
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.replay import live, modified
 from ds_adacc.program.stand_in import StandIn
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 UNPLANNED = "unplanned"  # the name of a value that no plan knows
 

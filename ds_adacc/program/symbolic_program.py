@@ -20,7 +20,7 @@ from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 _MOST_MISTAKES = 3  # wrong predictions, after which no number is taken to decide nothing
 

@@ -9,7 +9,8 @@ from numbers import Number
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, holds_attributes_alone, mark_of_number
-from ds_adacc.python_state.guards import Guards, Look
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.tensor_marks import TensorMark
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
@@ -97,7 +98,7 @@ def _is_of_container(mark: Hashable) -> bool:
 
 def _is_plain(mark: Hashable) -> bool:
     """Whether the mark is that of a number, a string or the like, a tensor, or a container."""
-    if isinstance(mark, Look):
+    if isinstance(mark, TensorMark):
         return True
     kind = mark[0] if isinstance(mark, tuple) and mark else None
     return isinstance(kind, type) and (kind in SCALARS or issubclass(kind, (Number, *_CONTAINERS)))

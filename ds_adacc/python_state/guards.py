@@ -35,7 +35,9 @@ from ds_adacc.python_state.content import (
 )
 from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.held_tensors import inside
+from ds_adacc.python_state.identity import WeakIdentity, identity_mark
 from ds_adacc.python_state.kept_results import KeptResults
+from ds_adacc.python_state.tensor_marks import TensorMark, mark_of_parameter, mark_of_tensor
 
 Guards = dict[str, Hashable]
 
@@ -47,48 +49,10 @@ _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_pars
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
 DEPTH = 6
-stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers, and gpt-neox's, put a number of theirs
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ATTRIBUTES = 1024  # of an object that are; the arguments of Megatron are hundreds
 _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
 _MOST_MARKS = 4096  # reading more would cost too much at every step
-
-
-class _Same(weakref.ref):
-    """An object by identity: equal to a reference to the same live object, and to none once the object is gone."""
-
-    __slots__ = ("_address",)
-    _address: int
-
-    def __new__(cls, value: Any) -> _Same:
-        made = super().__new__(cls, value)
-        made._address = id(value)
-        return made
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        value = self()
-        return value is not None and isinstance(other, _Same) and other() is value
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return self._address
-
-
-class _Held:
-    """An object by identity that allows no weak references. It is kept alive so that its address is not used again."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 def guards_of_values(values: Mapping[str, Any]) -> Guards:
@@ -115,13 +79,13 @@ def snapshot(value: Any, tensors: list[torch.Tensor] | None = None) -> Hashable:
 
 def holds(marks: Guards, value: Any) -> bool:
     """Whether one of the marks is that of this very object, which is one that is known by identity."""
-    mark = token(value)
+    mark = identity_mark(value)
     return any(each is mark for each in marks.values())
 
 
 def python_modules_in(marks: Any) -> Iterator[types.ModuleType]:
     """The Python modules of the user's that are known by the marks, or by a key that holds some."""
-    if isinstance(marks, _Same):
+    if isinstance(marks, WeakIdentity):
         value = marks()
         if isinstance(value, types.ModuleType) and not is_library(value.__name__):
             yield value
@@ -173,8 +137,9 @@ class Walk:
         elif kind in weakref.ProxyTypes:
             self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
-            mark = self.guards[name] = mark_of_parameter(value) if isinstance(value, nn.Parameter) else _look(value)
-            if type(mark) is Look:
+            mark = mark_of_parameter(value) if isinstance(value, nn.Parameter) else mark_of_tensor(value)
+            self.guards[name] = mark
+            if type(mark) is TensorMark:
                 self.tensors.append(value)
             for key, part in inside(value):
                 self.value(f"{name}.{key}", part, depth - 1)
@@ -182,10 +147,10 @@ class Walk:
             self.guards[name] = kind  # of a hook, which is read where it is registered; its number is always new
         elif not self._met(name, value):
             if isinstance(value, nn.Module):
-                self.guards[name] = why_unseen(value) or token(value)
+                self.guards[name] = why_unseen(value) or identity_mark(value)
                 self._attributes(name, value, depth)
             elif is_known_by_identity(value):
-                self.guards[name] = why_unseen(value) or token(value)
+                self.guards[name] = why_unseen(value) or identity_mark(value)
                 if isinstance(value, type):
                     self.classes(value)
                 elif isinstance(value, types.FunctionType | functools._lru_cache_wrapper):
@@ -212,7 +177,7 @@ class Walk:
 
     def _trust(self, name: str, value: Any) -> None:
         if isinstance(self.guards[name], Unreadable):
-            self.guards[name] = token(value)
+            self.guards[name] = identity_mark(value)
 
     def _content(self, name: str, value: Any, depth: int) -> None:
         kind, guards = type(value), self.guards
@@ -320,45 +285,3 @@ class _Class(NamedTuple):
 
     bases: tuple[type, ...]
     functions: tuple[Hashable, ...]
-
-
-class Look(NamedTuple):
-    """The mark of a tensor: its data may change, the program does not depend on them."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    requires_grad: bool
-
-
-def token(value: Any) -> _Same | _Held:
-    """A mark that is equal for the same object only: the one that it has, as that is found to be equal soonest."""
-    try:
-        for known in weakref.getweakrefs(value):
-            if type(known) is _Same:
-                return known
-        return _Same(value)
-    except TypeError:
-        return _Held(value)
-
-
-def without_identity(mark: Hashable) -> Hashable:
-    """The mark. That of a module or a parameter does not tell which one it is."""
-    return mark[1:] if type(mark) is tuple and mark and isinstance(mark[0], _Same | _Held) else mark
-
-
-def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
-    """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
-    return token(parameter), parameter.requires_grad, parameter.dtype
-
-
-def has_look(value: Any) -> bool:
-    """Whether it is a tensor whose mark is a `Look`."""
-    return type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested
-
-
-def _look(tensor: torch.Tensor) -> Hashable:
-    if not has_look(tensor):
-        return token(tensor)
-    return Look(tensor.shape, stride_of(tensor), tensor.dtype, tensor.device, tensor.requires_grad)

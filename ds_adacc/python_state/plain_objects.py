@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from ds_adacc.python_state.content import SCALARS, attributes_alone
-from ds_adacc.python_state.guards import Guards, Walk, has_look, mark_of_parameter, of_users
+from ds_adacc.python_state.guards import Guards, Walk, of_users
 from ds_adacc.python_state.held_tensors import inside
+from ds_adacc.python_state.tensor_marks import has_tensor_mark, mark_of_parameter
 
 _SEQUENCES = frozenset({list, tuple, torch.Size})
 _MOST_ITEMS = 4096  # of one value; more are read at every call, as far as `Walk` reads them
-_looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `Look`
+_looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `TensorMark`
 _MOST_CHANGES = 2  # of one value; from then on it is read at every call
 
 _Open = Callable[[Any], Sequence[Any]]  # returns the items of an object
@@ -124,7 +125,7 @@ def _look_at(value: Any, opened: Sequence[_Opened], tensors: list[torch.Tensor])
         if type(item) is not kind:
             return None
         if how is _of_tensor:
-            if not has_look(item):
+            if not has_tensor_mark(item):
                 return None
             mine.append(item)
             items[place] = None  # its address is no matter
@@ -149,7 +150,7 @@ def _opener_of(value: Any) -> _Open | None:
     if kind in _SEQUENCES:
         return _of_sequence
     if issubclass(kind, torch.Tensor):
-        return _of_tensor if has_look(value) else _of_parameter if isinstance(value, nn.Parameter) else None
+        return _of_tensor if has_tensor_mark(value) else _of_parameter if isinstance(value, nn.Parameter) else None
     how, held = (_of_dict, value) if kind is dict else (_of_object, attributes_alone(value))
     return how if held is not None and SCALARS.issuperset(map(type, held)) else None
 

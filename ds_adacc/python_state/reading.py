@@ -19,9 +19,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number
-from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, mark_of_parameter, of_users, token
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, of_users
 from ds_adacc.python_state.held_tensors import inside
+from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.plain_objects import PlainObjects
+from ds_adacc.python_state.tensor_marks import mark_of_parameter
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
 _PARAMETERS, _MODULES, _HOOKS, _DICTS = 1, 2, 4, 8
@@ -130,7 +132,7 @@ class Structure:
             self._note(name, place, module)
             for key, child in module._modules.items():
                 meet(f"{name}.{key}", child)
-        self._modules: list[Any] = [token(module) for module in modules]  # weak references
+        self._modules: list[Any] = [identity_mark(module) for module in modules]  # weak references
         self._types = [*map(type, modules)]
         self.kinds = of_users(self._types)
         self._lengths, self._keys = _names_in([*chain.from_iterable(map(_dicts_of, modules))])
@@ -144,7 +146,7 @@ class Structure:
             kind = type(module).__name__
             raise UnreadableModule(f"it has a module of TorchScript ({kind}), whose code cannot be seen")
         keys, attributes = tuple(map(tuple, _dicts_of(module)[_PARAMETERS:_HOOKS])), guarded(module)
-        self.marks[name] = token(module), type(module), keys, tuple(attributes), _hooks_of(module)
+        self.marks[name] = identity_mark(module), type(module), keys, tuple(attributes), _hooks_of(module)
         for key, parameter in module._parameters.items():
             if parameter is not None and not isinstance(parameter, nn.Parameter):
                 # `torch.func.functional_call` has put it there, another one at each call.

@@ -13,8 +13,8 @@ from ds_adacc.execute.alive_calls import AliveCall, AliveCalls, Forward
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Trial
 from ds_adacc.profile.arrival import Entrance
-from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.signature import is_in_backward
 from ds_adacc.runtime.given_inputs import GivenInputs
 
 

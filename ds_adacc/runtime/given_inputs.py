@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ds_adacc.program.geometry import Geometry, storage_of
-from ds_adacc.python_state.guards import stride_of
+from ds_adacc.python_state.tensor_marks import stride_of
 
 
 @dataclass(frozen=True)

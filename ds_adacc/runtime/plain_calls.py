@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -18,7 +16,7 @@ from ds_adacc.execute.second_forward import SecondForward
 from ds_adacc.execute.whole_call import Around
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import has_other_ranks
-from ds_adacc.program.generators import default_generators, named_states, set_named_states, unmoved
+from ds_adacc.program.random_states import RandomStates
 from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.signature import why_unhooked
 from ds_adacc.program.slots import run_packed
@@ -108,13 +106,14 @@ class PlainCalls:
             with self._inside(), kept_gathered(closure.parameters):
                 return run.func(*args, **run.keywords)
 
-        again = _DrawingAgain()
+        # torch knows its own generators only, and of CUDA's those of the devices of the arguments.
+        states = RandomStates()
         return checkpoint(
             forward,
             *run.args,  # by their place, as torch finds the device in them
             use_reentrant=False,
             preserve_rng_state=False,
-            context_fn=lambda: (nullcontext(), again),
+            context_fn=lambda: (nullcontext(), states),
             # It ends a second forward by an exception, as soon as all is there. TorchScript makes an error of that.
             early_stop=not any(isinstance(module, torch.jit.ScriptModule) for module in closure.submodules()),
         )
@@ -127,31 +126,3 @@ def _may_be_checkpointed(is_of_call: bool) -> bool:
     collectives of their forwards.
     """
     return why_unhooked() is None and not (is_of_call and has_other_ranks())
-
-
-class _DrawingAgain:
-    """Within, the random generators have the states that they had when this was made, and afterwards those before.
-
-    torch knows its own generators only, and of CUDA's those of the devices of the arguments. If backward runs twice,
-    torch enters the same object twice.
-    """
-
-    def __init__(self) -> None:
-        self._states = [(generator, generator.get_state()) for generator in default_generators()]
-        self._named = named_states()
-        self._of_python, self._of_numpy = random.getstate(), np.random.get_state()
-        self._left: list[ExitStack] = []
-
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(unmoved(()))
-        stack.callback(set_named_states, named_states())
-        self._left.append(stack)
-        for generator, state in self._states:
-            generator.set_state(state)
-        set_named_states(self._named)
-        random.setstate(self._of_python)
-        np.random.set_state(self._of_numpy)
-
-    def __exit__(self, *_: object) -> None:
-        self._left.pop().close()

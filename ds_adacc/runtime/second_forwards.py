@@ -15,9 +15,10 @@ from ds_adacc.execute.whole_call import Around
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.closure import Closure
-from ds_adacc.python_state.guards import Guards, Look
+from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 from ds_adacc.python_state.places import marks_of
+from ds_adacc.python_state.tensor_marks import TensorMark
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.warnings import Warnings
 
@@ -49,7 +50,7 @@ class SecondForwards:
         """Raises RuntimeError if a number, an object or a tensor that the block holds is another than before."""
         now = self._read()
         changed = rewritten(self._guards, now) - self._unread
-        changed = {name for name in changed if not isinstance(now.get(name), Look)}
+        changed = {name for name in changed if not isinstance(now.get(name), TensorMark)}
         if changed:
             raise RuntimeError(
                 f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "

@@ -12,7 +12,8 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.program.signature import apart
-from ds_adacc.python_state.guards import Guards, token, without_identity
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.identity import identity_mark, without_identity
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.step_controller import StepController
 
@@ -61,7 +62,7 @@ class SeenPrograms:
         recording, block = variant.recording, incoming.block
         program = self._controller.new_sizes.symbolic_types.of(variant.digest)
         others, lengths = apart(incoming.signature)
-        parameters = tuple(map(token, recording.parameters))
+        parameters = tuple(map(identity_mark, recording.parameters))
         way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(incoming)
         return program, block, way, lengths
 

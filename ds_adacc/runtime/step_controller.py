@@ -41,9 +41,9 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.plan.solve import Forgiven
-from ds_adacc.profile.memory_trace import is_in_backward
 from ds_adacc.program.module_class import name_in_model
 from ds_adacc.program.recording import Recording
+from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
