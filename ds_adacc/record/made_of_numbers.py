@@ -13,7 +13,6 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import IN_PLACE, OF_TORCH, TAINTED
 from ds_adacc.record.executed_call import ExecutedCall
 
-LIFT_FRESH = torch.ops.aten.lift_fresh.default  # torch calls it with each tensor that it has made of numbers or arrays
 _FROM_NOTHING = {f"aten.{name}.default" for name in ("arange", "full", "ones", "zeros", "scalar_tensor", "eye")}
 _FROM_NOTHING |= {"aten.arange.start", "aten.arange.start_step", "aten.linspace.default"}
 

@@ -19,6 +19,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
+    LIFT_FRESH,
     generator_states,
     has_dynamic_shape,
     keeps_memory,
@@ -39,7 +40,7 @@ from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept import kept_by_arguments, kept_by_context
 from ds_adacc.record.kernel_call import KernelCall
 from ds_adacc.record.known import Unrecordable
-from ds_adacc.record.made_of_numbers import LIFT_FRESH, is_number
+from ds_adacc.record.made_of_numbers import is_number
 from ds_adacc.record.verify import difference
 
 
