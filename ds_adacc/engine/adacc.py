@@ -14,6 +14,7 @@ from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.wrap import runs
 
 _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
@@ -46,18 +47,23 @@ class Adacc:
         self._has_stepped = False
 
     @property
+    def controller(self) -> StepController:
+        """Divides the calls of the blocks into steps, and has the plan in force."""
+        return self.runtime.controller
+
+    @property
     def planned_held_bytes(self) -> int | None:
-        observation = self.runtime.controller.observation
+        observation = self.controller.observation
         return None if observation is None else observation.held.planned
 
     @property
     def observed_held_bytes(self) -> int | None:
-        observation = self.runtime.controller.observation
+        observation = self.controller.observation
         return None if observation is None else observation.held.observed
 
     def end_backward(self, micro_batches: int) -> None:
         """Note the end of a backward pass; `micro_batches`: how many a step has, if the program steps at all."""
-        self.runtime.controller.end_backward()
+        self.controller.end_backward()
         if self._has_stepped:
             return
         self._backwards += 1
@@ -71,16 +77,16 @@ class Adacc:
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_stepped = True
-        self._has_served = self._has_served or self.runtime.controller.ranks.any(self.runtime.calls > 0)
+        self._has_served = self._has_served or self.controller.ranks.any(self.runtime.calls > 0)
         if self._has_served:
             try:
-                self.runtime.controller.end_step()
+                self.controller.end_step()
             except planner.InfeasibleBudget as error:
-                self.runtime.controller.journal.write("refused", text=str(error))
-                if not self.runtime.controller.ranks.is_first:
+                self.controller.journal.write("refused", text=str(error))
+                if not self.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise
-        elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # of that users were told
+        elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # a fallback has its own warning
             self._has_warned = True
             self._warn_of_no_calls()
 

@@ -66,9 +66,9 @@ def patch_optimizer(engine: Any) -> None:
                 "adacc.compact: the program calls optimizer.step(), which does not change the weights that CompAct has "
                 'frozen; call engine.step(), or remove "compact" from the section'
             )
-        adacc.runtime.controller.end_pending_pass()
+        adacc.controller.end_pending_pass()
         result = original(*args, **kwargs)
-        adacc.runtime.controller.note_update()
+        adacc.controller.note_update()
         adacc.end_step()
         return result
 
@@ -95,7 +95,7 @@ def abandon_on_failure(engine: Any, original: Method, *args: Any, **kwargs: Any)
     try:
         return original(*args, **kwargs)
     except BaseException:
-        engine.adacc.runtime.controller.abandon()
+        engine.adacc.controller.abandon()
         raise
 
 
@@ -107,7 +107,7 @@ def end_step(engine: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
     """
     before, compact = engine.global_steps, engine.adacc.compact
     of_step = None if compact is None else compact.rates_of(engine.optimizer)  # the schedule moves within the call
-    engine.adacc.runtime.controller.end_pending_pass()
+    engine.adacc.controller.end_pending_pass()
     engine.adacc.is_stepping = True
     try:
         result = original(*args, **kwargs)
@@ -115,12 +115,12 @@ def end_step(engine: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
         engine.adacc.is_stepping = False
     if engine.global_steps != before:
         if engine.was_step_applied():
-            engine.adacc.runtime.controller.note_update()
+            engine.adacc.controller.note_update()
             if of_step is not None:
                 compact.end_step(engine, of_step)
         engine.adacc.end_step()
         if engine.monitor.enabled:
-            engine.monitor.write_events(events(engine.adacc.runtime.controller, engine.global_samples))
+            engine.monitor.write_events(events(engine.adacc.controller, engine.global_samples))
     return result
 
 

@@ -85,7 +85,7 @@ def _save(engine: Any, folder: Path) -> None:
 
     Without the file of `compact` a run could not be resumed: then the OSError is raised.
     """
-    engine.adacc.runtime.controller.state_is_saved()
+    engine.adacc.controller.state_is_saved()
     if engine.adacc.compact is not None and engine.global_rank == 0:
         seed_file.write(engine.adacc.compact, folder)
     try:
@@ -98,7 +98,7 @@ def _save(engine: Any, folder: Path) -> None:
 
 def _load(engine: Any, folder: Path) -> None:
     """Continue from the files in the checkpoint's folder, or from the start. Every rank must call."""
-    ranks = engine.adacc.runtime.controller.ranks
+    ranks = engine.adacc.controller.ranks
     state, reason = _read(engine, folder / _name(engine))
     reasons = [told for told in ranks.gather(reason) if told]
     new = State(schedule=StepSchedule(ended=engine.global_steps))  # without a plan; counts its steps as the engine does
@@ -142,7 +142,7 @@ def _facts(engine: Any) -> dict[str, Any]:
     section["memory_budget"] = str(adacc.config.memory_budget)
     return {
         "world size": torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1,
-        "number of ranks that plan together": adacc.runtime.controller.ranks.size,
+        "number of ranks that plan together": adacc.controller.ranks.size,
         "device": device_name(engine.device),
         **{f"version of {name}": version for name, version in versions().items()},
         "model": _fingerprint(engine.module),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Protocol
 
 from ds_adacc import planner
+from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.agreement import Agreement
@@ -16,7 +17,33 @@ Reading = tuple[str, float]  # a name and a number
 MonitorEvent = tuple[str, float, int]  # a name, a number and engine.global_samples: what DeepSpeed's monitor takes
 
 
-def events(controller: Any, samples: int) -> list[MonitorEvent]:
+class Schedule(Protocol):
+    """When the rectifier looks next."""
+
+    @property
+    def interval(self) -> int: ...
+
+
+class Controller(Protocol):
+    """What the events tell of. The runtime's step controller has it."""
+
+    @property
+    def plan(self) -> Plan | None: ...
+    @property
+    def observation(self) -> Observation | None: ...
+    @property
+    def agreement(self) -> Agreement: ...
+    @property
+    def blocks(self) -> BlockRegistry: ...
+    @property
+    def tracks(self) -> bool: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def review(self) -> Review | None: ...
+
+
+def events(controller: Controller, samples: int) -> list[MonitorEvent]:
     """The plan in force at the end of an optimizer step, and what was observed of it; empty before the first plan.
 
     `ds_configs/README.md` says what each event is.
@@ -27,7 +54,7 @@ def events(controller: Any, samples: int) -> list[MonitorEvent]:
         *_planned(controller.plan),
         *_observed(controller.observation),
         *_compression_rates(controller.plan, controller.agreement),
-        *_gradient_errors(controller),
+        *_gradient_errors(controller.blocks, controller.agreement),
         *(_rectifier(controller.schedule.interval, controller.review) if controller.tracks else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
@@ -72,12 +99,11 @@ def _compression_rates(plan: Plan, agreement: Agreement) -> Iterable[Reading]:
         yield f"compression_rate/{role}", payload[role] / raw[role]
 
 
-def _gradient_errors(controller: Any) -> Iterable[Reading]:
+def _gradient_errors(blocks: BlockRegistry, agreement: Agreement) -> Iterable[Reading]:
     """The largest measured error of the policy in force, of each block on this rank that runs a lossy one."""
-    agreement = controller.agreement
     errors = agreement.errors_in_force()
     named: dict[str, float] = {}
-    for block, variant in controller.blocks.variants():
+    for block, variant in blocks.variants():
         key = agreement.block_key(block, variant.digest)
         if key in errors:
             path, is_module, _ = block.name.partition(" (")  # a function has the name of its definition, like others

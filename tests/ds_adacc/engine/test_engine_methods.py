@@ -58,9 +58,7 @@ class Engine:
     def __init__(self, optimizer, inside=None):
         self.optimizer, self.basic_optimizer, self.steps = optimizer, inside or optimizer, 0
         self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
-        self.adacc.runtime = SimpleNamespace(
-            controller=SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
-        )
+        self.adacc.controller = SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
 
     def end_step(self):
         self.steps += 1
