@@ -7,12 +7,12 @@ import math
 import os
 import sys
 
-_TOLD = 3  # of many events alike, so many have a line of log each
+_FIRST = 3  # of events that are alike, the first are logged one by one
 
 
-def is_told(count: int) -> bool:
-    """Whether the event that comes for the `count`-th time has a line of log: the first few, the 10th, the 100th ..."""
-    return count <= _TOLD or math.log10(count).is_integer()
+def is_logged(count: int) -> bool:
+    """Whether to log an event that comes for the `count`-th time: the first three, the 10th, the 100th ..."""
+    return count <= _FIRST or math.log10(count).is_integer()
 
 
 def get_logger() -> logging.Logger:

@@ -53,7 +53,10 @@ def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
 
 
 def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> Callable[..., None]:
-    """A method of that name, so that a copied or pickled model has its own."""
+    """A method in place of transformers' method `name`, which replaces the checkpoint function again afterwards.
+
+    It is given the model at each call. So a copied or pickled model works.
+    """
 
     def enable(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         getattr(type(self), name)(self, *args, **kwargs)

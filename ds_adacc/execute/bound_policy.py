@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_adacc.execute.bound_segment import BoundSegment, Updates
 from ds_adacc.execute.course import Course, course_of, flat
-from ds_adacc.execute.holders import Compressed, Compression, Facts, Offloaded, OffloadedPayload, Retained
+from ds_adacc.execute.holders import Compressed, Compression, Offloaded, OffloadedPayload, Retained, ValueFacts
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import Codec
 from ds_adacc.planner import OFFLOAD, RETAIN, Policy, Segment, is_codec, is_offloaded
@@ -51,7 +51,7 @@ class BoundPolicy:
         for index, value, choice in self._choices():
             uses = self.course.uses[index]
             if choice == OFFLOAD:
-                found.append((index, Offloaded, Facts(value.name, value.geometry, uses)))
+                found.append((index, Offloaded, ValueFacts(value.name, value.geometry, uses)))
             elif is_offloaded(choice):
                 found.append((index, OffloadedPayload, compression(value, self.codecs[index], uses)))
         return tuple(found)

@@ -18,21 +18,15 @@ from ds_adacc.program.recording import RecordedValue, Recording
 
 @dataclass(frozen=True, slots=True)
 class FirstSave:
-    """What the pack hook does besides where a call meets a value first, in a tensor that is (a part of) it.
+    """What the pack hook does where a call saves a value for the first time. The saved tensor may be a part of it."""
 
-    `root`: the value's own geometry seen from the tensor. `is_part`: the value reaches beyond the tensor. `again`: the
-    value is saved at other positions too. `fill`: the holder is filled here. `hold`: the value will be rebuilt or
-    compressed, but must be kept for now. `taken`: the geometry of what the holder is given, seen from the tensor; None:
-    the tensor itself. `detaches`: the holder may keep that, so that must not be part of the autograd graph.
-    """
-
-    root: Geometry
-    is_part: bool
-    again: bool
-    fill: bool
-    hold: bool
-    taken: Geometry | None
-    detaches: bool
+    root: Geometry  # the whole value, seen from the saved tensor
+    is_part: bool  # the value reaches beyond the saved tensor
+    again: bool  # the value is saved at later positions too
+    fill: bool  # give the holder the value here
+    hold: bool  # the value will be rebuilt or compressed later: until then its holder keeps it
+    taken: Geometry | None  # the part that the holder is given, seen from the saved tensor; None: that tensor itself
+    detaches: bool  # the holder may keep what it is given, so that must not be part of the autograd graph
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's storage has room for the whole value of which `tensor` should be a part."""
@@ -97,7 +91,7 @@ class Course:
 
 def course_of(recording: Recording, policy: Policy) -> Course:
     """How calls of the recorded program run under `policy`."""
-    return _Maker(recording, policy).course()
+    return _CourseMaker(recording, policy).course()
 
 
 def states_at(draws: Iterable[Draw]) -> dict[int, dict[int, torch.Generator]]:
@@ -118,7 +112,7 @@ def flat(value: RecordedValue) -> Geometry:
     return Geometry((rows, value.channels), (value.channels, 1), value.geometry.dtype, 0)
 
 
-class _Maker:
+class _CourseMaker:
     """Makes the course of a program under a policy."""
 
     def __init__(self, recording: Recording, policy: Policy) -> None:

@@ -12,7 +12,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.program.recording import Recording
-from ds_adacc.python_state.changes import is_number, is_of_attributes, moved
+from ds_adacc.python_state.changes import changed_values, is_number, is_of_attributes
 from ds_adacc.python_state.guards import Guards
 
 _DISTINCT_NUMBERS, _DISTINCT_CONTAINERS = 3, 8  # a cache in a block may fill during the first steps, and then settle
@@ -190,7 +190,7 @@ class Variant:
             return True
         if not (self.ignored or self.unread):
             return False
-        changed = moved(self.guards, guards, self.ignored)
+        changed = changed_values(self.guards, guards, self.ignored)
         if changed and changed <= self.unread:
             self.guards = guards
         return bool(changed) and changed <= self.ignored | self.unread
@@ -223,7 +223,7 @@ class Variant:
         self.unread = frozenset(self._unnamed(earlier.unread))
         if earlier.guards is None or self.guards is None or earlier.guards == self.guards:
             return
-        changed = moved(earlier.guards, self.guards, earlier.ignored)
+        changed = changed_values(earlier.guards, self.guards, earlier.ignored)
         if changed is None:
             return
         changed -= earlier.ignored | self.unread

@@ -33,19 +33,19 @@ class Observer:
         self._profiler = profiler
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
-        self._tickets: weakref.WeakSet[Ticket] = weakref.WeakSet()  # of the calls that are alive
+        self._tickets: weakref.WeakSet[ObservedCall] = weakref.WeakSet()  # of the calls that are alive
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
     def begin(
         self, variant: Variant, block: Block, call: AliveCall, times_forward: bool, times_backward: bool
-    ) -> Ticket:
+    ) -> ObservedCall:
         """Note that a call begins. This must come before it stores its inputs: those bytes are the call's own.
 
         `call`: what each of its slots is to hold. `times_forward`, `times_backward`: as of `CallMoments`.
         """
         assert variant.policy is not None  # it has been admitted
-        ticket = Ticket(self, variant.digest, variant.policy, block, call)
+        ticket = ObservedCall(self, variant.digest, variant.policy, block, call)
         if self._profiler is not None:
             ticket.moments = self._profiler.forward_begins(
                 variant.digest, variant.policy, times_forward, times_backward
@@ -54,7 +54,7 @@ class Observer:
 
     def watch(
         self,
-        ticket: Ticket,
+        ticket: ObservedCall,
         call: Call | WholeCall,
         inputs: Sequence[torch.Tensor],
         pack: Callable[[torch.Tensor], Slot],
@@ -105,7 +105,7 @@ class Observer:
         if self._profiler is not None:
             self._profiler.restart()
 
-    def opened(self, ticket: Ticket) -> None:
+    def opened(self, ticket: ObservedCall) -> None:
         self._tickets.add(ticket)
         if not self._backward:
             ticket.number = len(self._forward)
@@ -113,7 +113,7 @@ class Observer:
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
 
-    def backward_begins(self, ticket: Ticket) -> None:
+    def backward_begins(self, ticket: ObservedCall) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
         if ticket.number is not None:
             self._backward.append(ticket.number)
@@ -139,7 +139,7 @@ class Observer:
         self._interleaved = False
 
 
-class Ticket:
+class ObservedCall:
     """Lives as long as any slot of one call.
 
     `number` is the position of the call in the forward; None if backward had begun before the call.
@@ -168,7 +168,7 @@ class Ticket:
             self.observer.backward_begins(self)
 
 
-def _tell_of_backward(ticket: weakref.ref[Ticket], output: Any) -> None:
+def _tell_of_backward(ticket: weakref.ref[ObservedCall], output: Any) -> None:
     """Have the ticket told when backward comes to the output. It may allocate before it unpacks anything.
 
     The graph must not keep the ticket: that lives as long as the call's slots.

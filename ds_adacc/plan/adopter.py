@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger, is_told
+from ds_adacc.log import get_logger, is_logged
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies
@@ -323,7 +323,7 @@ class Adopter:
     def _warn(self, names: Collection[str], peak: int, limit: int) -> None:
         """Warn of sizes whose blocks take more than the budget without the solver having been asked."""
         self._above += 1
-        if is_told(self._above):
+        if is_logged(self._above):
             recordings = (self._agreement.known_types[name].recording for name in sorted(names))
             blocks = ", ".join(dict.fromkeys(recording.name for recording in recordings))
             text = (

@@ -53,7 +53,7 @@ class Agreement:
     how the block inputs that a policy retains are to be held (see `placement`). `origins`: of each block type whose
     policies were adopted from another size of its program, that other block type; the one used last comes last.
     `unpriced`: those of them whose peak beside the largest sizes of other programs is not known; it is computed for
-    each live set that has one. `moved`: the types in which a block's index has changed on this rank since the last
+    each live set that has one. `reindexed`: the types in which a block's index has changed on this rank since the last
     plan. Errors are stored by index, so this block would get another one's. `repeated`: the names of the blocks of
     which all ranks run a second forward, with its collectives (`repeated_collectives`). A `Coordinator` changes all of
     this on all ranks at once; an `Adopter` adds adopted types on its rank.
@@ -87,7 +87,7 @@ class Agreement:
         self.unpriced: set[str] = set()
         self.passes = Passes()
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
-        self.moved: set[str] = set()
+        self.reindexed: set[str] = set()
         self.approvals.blocks = dict(state.errors)
         self.repeated = frozenset(state.repeated)
         self.forward_order.restore(dict(state.orders), indices)
@@ -123,7 +123,7 @@ class Agreement:
 
     def arrange(self, seen: ForwardPass) -> None:
         """Learn from one forward and backward the order of the blocks, and how often each block is called."""
-        self.moved |= self.forward_order.learn(seen, self.known_types.keys())
+        self.reindexed |= self.forward_order.learn(seen, self.known_types.keys())
         for digest in seen.digests & self.known_types.keys():
             known = self.known_types[digest]
             known.calls_per_block = _shared(known.count, seen.equal_blocks(digest))

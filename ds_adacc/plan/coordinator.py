@@ -69,10 +69,10 @@ class Coordinator:
         """
         agreement = self.agreement
         # 1. What does any rank ask for?
-        own = RankRequest(frozenset(live_sets), frozenset(agreement.grown), frozenset(agreement.moved), reason)
+        own = RankRequest(frozenset(live_sets), frozenset(agreement.grown), frozenset(agreement.reindexed), reason)
         asked = merge_requests(self._ranks.gather(own))
-        agreement.approvals.forget(asked.moved)
-        agreement.moved = set()
+        agreement.approvals.forget(asked.reindexed)
+        agreement.reindexed = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
         live = maximal((*(s for s in agreement.live_sets if s.isdisjoint(asked.grown)), *asked.live_sets))
         # 2. What does each rank know of it? Live sets that share block types share policies: all are planned together.

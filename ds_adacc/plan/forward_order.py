@@ -71,7 +71,7 @@ class ForwardOrder:
         is_unordered = any(live_set <= digests for live_set in self._unordered)
         self.orders = {**self.orders, digests: () if is_unordered else seen.order}
         elsewhere = {block for _, block in seen.calls}  # in the pass, perhaps as another block type
-        moved = set()
+        reindexed = set()
         for digest in digests:
             before = {block: indices[digest] for block, indices in self._indices.items() if digest in indices}
             now = seen.blocks(digest)
@@ -81,8 +81,8 @@ class ForwardOrder:
             for index, block in enumerate(_merged(kept, now)):
                 self._indices.setdefault(block, {})[digest] = index
                 if before.get(block, index) != index:
-                    moved.add(digest)
-        return moved
+                    reindexed.add(digest)
+        return reindexed
 
     def unorder(self, live_set: LiveSet) -> bool:
         """Note that a backward of these block types frees nothing. Returns whether they have had an order so far.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ds_adacc.execute.block_registry import BlockRegistry
-from ds_adacc.log import get_logger, is_told
+from ds_adacc.log import get_logger, is_logged
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.symbolic_types import SymbolicTypes
@@ -74,7 +74,7 @@ class NewSizes:
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1
-        if is_told(self._predicted):
+        if is_logged(self._predicted):
             before = iter(example.sizes.lengths)
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)

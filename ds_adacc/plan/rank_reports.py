@@ -20,12 +20,12 @@ class RankRequest:
     """What one rank asks for, or all of them.
 
     `live_sets`: what to plan for. `grown`: the block types of which more calls were alive at once than were planned
-    for. `moved`: those in which a block's index has changed. `reason`: for the log; "" if the rank has none.
+    for. `reindexed`: those in which a block's index has changed. `reason`: for the log; "" if the rank has none.
     """
 
     live_sets: frozenset[LiveSet]
     grown: frozenset[str]
-    moved: frozenset[str]
+    reindexed: frozenset[str]
     reason: str
 
 
@@ -66,7 +66,7 @@ def merge_requests(requests: Sequence[RankRequest]) -> RankRequest:
     return RankRequest(
         frozenset().union(*(request.live_sets for request in requests)),
         frozenset().union(*(request.grown for request in requests)),
-        frozenset().union(*(request.moved for request in requests)),
+        frozenset().union(*(request.reindexed for request in requests)),
         next((request.reason for request in requests if request.reason), ""),
     )
 

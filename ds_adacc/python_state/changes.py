@@ -15,7 +15,7 @@ from ds_adacc.python_state.tensor_marks import TensorMark
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
 
-def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str] | None:
+def changed_values(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str] | None:
     """The numbers and the containers that differ, by name; None if anything else does.
 
     A number that has changed has its own name here. If another plain item of a container has changed, has come or has
@@ -38,7 +38,7 @@ def moved(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[s
 
 def names_of_changes(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str]:
     """What to name of all that differs: the numbers and the containers, or the first of anything else."""
-    changed = moved(before, after, ignored)
+    changed = changed_values(before, after, ignored)
     if changed is not None:
         return changed - set(ignored)
     names = differing(before, after)

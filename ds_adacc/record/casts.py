@@ -19,7 +19,7 @@ from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
-from ds_adacc.record.known import Known
+from ds_adacc.record.known import KnownTensors
 
 CAST = torch.ops.aten._to_copy.default
 
@@ -50,7 +50,7 @@ class Casts:
         self._unread[storage_of(cast)] = Cast(parameter, parameter._version, cast, False)
         return cast
 
-    def read(self, given: Any, known: Known) -> Iterator[Cast]:
+    def read(self, given: Any, known: KnownTensors) -> Iterator[Cast]:
         """The tensors in `given` that are casts and are read for the first time. Each must become known at once."""
         for tensor in tensors_in(given) if self._kinds else ():
             if tensor.layout is torch.strided:
@@ -62,7 +62,7 @@ class Casts:
         is_kept = isinstance(parameter, nn.Parameter) and parameter.requires_grad and parameter.dtype is torch.float32
         return is_kept and (parameter.device.type, dtype) in self._kinds
 
-    def _found(self, tensor: torch.Tensor, known: Known) -> Cast | None:
+    def _found(self, tensor: torch.Tensor, known: KnownTensors) -> Cast | None:
         """The tensor as a cast that an earlier call has made: its node in the autograd graph tells of what.
 
         None if it is not, or if the parameter has changed since, so that the cast can be made of it no more.

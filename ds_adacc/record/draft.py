@@ -32,7 +32,7 @@ from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import line_of_block
-from ds_adacc.record.known import Known, require_plain
+from ds_adacc.record.known import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.made_of_numbers import MadeOfNumbers
 from ds_adacc.record.verify import unsure
@@ -59,7 +59,7 @@ class Draft:
     """
 
     def __init__(self, call: BlockCall) -> None:
-        self.known = Known(call.inputs, call.closure)
+        self.known = KnownTensors(call.inputs, call.closure)
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self._data_read_at: str | None = None  # the first line that reads data

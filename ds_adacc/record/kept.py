@@ -12,10 +12,10 @@ from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.known import Known
+from ds_adacc.record.known import KnownTensors
 
 
-def kept_by_context(running: FunctionCall, context: Any, known: Known) -> str:
+def kept_by_context(running: FunctionCall, context: Any, known: KnownTensors) -> str:
     """A remark on what the context of a Function holds, which backward will get; "" if that is nothing.
 
     No hook is told of it, so `known` pins it.
@@ -28,7 +28,7 @@ def kept_by_context(running: FunctionCall, context: Any, known: Known) -> str:
     return f"{running.cls.__name__}: keeps {_size(held)} in attributes of ctx until backward; no plan frees them"
 
 
-def kept_by_arguments(arguments: Iterable[Any], known: Known) -> Iterator[str]:
+def kept_by_arguments(arguments: Iterable[Any], known: KnownTensors) -> Iterator[str]:
     """A remark on each argument that keeps what the block has made, as a cache of keys and values does."""
     for each in arguments:
         tensors: list[torch.Tensor] = []
@@ -46,7 +46,7 @@ def kept_by_arguments(arguments: Iterable[Any], known: Known) -> Iterator[str]:
             )
 
 
-def _is_made(tensor: torch.Tensor, known: Known) -> bool:
+def _is_made(tensor: torch.Tensor, known: KnownTensors) -> bool:
     return any(known.values[index].producer is not None for index in known.in_storage(tensor))
 
 

@@ -24,7 +24,7 @@ class Unrecordable(Exception):
     """The block cannot be recorded; the message says why."""
 
 
-class Known:
+class KnownTensors:
     """The values, parameters and buffers that a recorded block was seen to use so far, and `tensors` by value."""
 
     def __init__(self, inputs: Sequence[torch.Tensor], closure: Closure) -> None:

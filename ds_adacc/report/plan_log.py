@@ -13,11 +13,11 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.report.decision import Decision
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_text import (
-    corrected_in_a_line,
     decision_table,
     decisions_here,
-    in_a_line,
-    made_in_a_line,
+    line_of_correction,
+    line_of_new_plan,
+    line_of_observation,
     merge_decisions,
     told,
 )
@@ -51,7 +51,7 @@ class PlanLog:
             promises = self._needs_table(plan) and not self._is_promised
             self._is_promised |= promises
             more = ". A table follows after a step under it, or under the next plan" if promises else ""
-            self._log.info("step %d: %s%s", step, made_in_a_line(plan), more)
+            self._log.info("step %d: %s%s", step, line_of_new_plan(plan), more)
         self._write(plan, merge_decisions(plan, self._ranks.gather(here)), step)
 
     def tries(self, step: int) -> None:
@@ -68,10 +68,10 @@ class PlanLog:
     def observed(self, plan: Plan, observation: Observation, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""
         if is_corrected:
-            self._log.info("step %d: %s", step, corrected_in_a_line(plan, observation))
+            self._log.info("step %d: %s", step, line_of_correction(plan, observation))
         elif not self._needs_table(plan):
             is_new = any(self._told.get(name) != policies for name, policies in plan.policies.items())
-            self._log.info("step %d: %s", step, in_a_line(plan, observation, is_new))
+            self._log.info("step %d: %s", step, line_of_observation(plan, observation, is_new))
             self._told |= plan.policies
         else:
             self._show(plan, observation)

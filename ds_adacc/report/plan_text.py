@@ -43,14 +43,14 @@ def decision_table(plan: Plan, decisions: Sequence[Decision], agreement: Agreeme
     return "\n".join(lines)
 
 
-def made_in_a_line(plan: Plan) -> str:
+def line_of_new_plan(plan: Plan) -> str:
     """That there is a plan, and why."""
     peak, budget = human_bytes(plan.peak), _shown(plan.budget)
     beside = f"above the budget of {budget}" if plan.peak > plan.budget else f"the budget {budget}"
     return f"a plan is made in {plan.solve_seconds:.1f} s ({plan.reason}): its peak is {peak}, {beside}"
 
 
-def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
+def line_of_observation(plan: Plan, observation: Observation, is_new: bool) -> str:
     """What was observed under a plan that gets no table. `is_new`: it differs from the plan that was told last."""
     which = "a new plan is in force" if is_new else "the solver has found the same plan again"
     peaks = f"peak {_peaks(plan, observation)}; budget {_shown(plan.budget)}"
@@ -59,7 +59,7 @@ def in_a_line(plan: Plan, observation: Observation, is_new: bool) -> str:
     return f"{which} ({plan.reason}): {peaks}; {saved}; {cost}. {_MORE}"
 
 
-def corrected_in_a_line(plan: Plan, observation: Observation) -> str:
+def line_of_correction(plan: Plan, observation: Observation) -> str:
     """What was observed under a plan whose memory model was wrong: another follows at once."""
     only = ", of which the forwards took more or less than planned" if observation.peak is None else ""
     return f"peak {_peaks(plan, observation)}{only}. The memory model is corrected, and another plan follows"

@@ -25,7 +25,7 @@ class Asked:
         finally:
             self._modules.remove(module)
 
-    def include(self, module: nn.Module) -> bool:
+    def is_asked_for(self, module: nn.Module) -> bool:
         """Whether the program has asked for checkpointing of the call of the module that begins now.
 
         A layer of transformers asks by two flags, which it checks itself in each call (`GradientCheckpointingLayer`).

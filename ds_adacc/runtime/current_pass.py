@@ -19,14 +19,14 @@ from ds_adacc.runtime.given_inputs import GivenInputs
 
 
 @dataclass(frozen=True)
-class Called:
+class CalledBlocks:
     """The blocks of a type that a pass has called, and the most calls of them that were alive at once."""
 
     blocks: Collection[Block]
     alive: int
 
 
-CalledByType = Mapping[str, Called]  # by block type
+CalledByType = Mapping[str, CalledBlocks]  # by block type
 
 
 class CurrentPass:
@@ -89,7 +89,7 @@ class CurrentPass:
     def end(self) -> CalledByType:
         """The pass has ended. Returns what it has called, by block type."""
         most = self._alive_calls.end_pass()
-        return {digest: Called(blocks, most[digest]) for digest, blocks in self.called.items()}
+        return {digest: CalledBlocks(blocks, most[digest]) for digest, blocks in self.called.items()}
 
     @property
     def is_held(self) -> bool:

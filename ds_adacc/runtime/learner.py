@@ -28,7 +28,7 @@ from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
-from ds_adacc.runtime.whole_blocks import Called, as_decided
+from ds_adacc.runtime.whole_blocks import RecordedCall, planned_recording
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
@@ -98,8 +98,8 @@ class Learner:
             block.add(signature, Variant.failed(guards, block.latest(signature)))
             return Learned(captured)
         recording = captured.recording.with_held_before(signature.held_before)
-        recording, costs = as_decided(
-            Called(incoming, guards, beginning, arguments, captured),
+        recording, costs = planned_recording(
+            RecordedCall(incoming, guards, beginning, arguments, captured),
             recording,
             controller.agreement,
             ranks_agree=controller.stepped,

@@ -49,7 +49,7 @@ class PlainCalls:
         self.warn(block, reason, is_asked, is_of_call)
         return self.run(block, run, is_asked, is_of_call)
 
-    def run_alone(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
+    def run_on_this_rank(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
         """Run a call that other ranks may run as planned: its collectives are called again only if theirs are.
 
         Raises RuntimeError as `InputPlacement.refuse_alone` does.

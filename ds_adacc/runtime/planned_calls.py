@@ -79,7 +79,8 @@ class PlannedCalls:
         if reason is not None or (bound.is_trivial and not is_watched):
             alive = step.current_pass.begin_call(variant.digest)
             run = incoming.call.run
-            output = run() if reason is None else self._plain.run_alone(block, reason, run, incoming.signature.is_asked)
+            is_asked = incoming.signature.is_asked
+            output = run() if reason is None else self._plain.run_on_this_rank(block, reason, run, is_asked)
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()
@@ -174,7 +175,7 @@ class PlannedCalls:
     def _is_to_follow(self, incoming: Incoming, variant: Variant, bound: BoundPolicy) -> bool:
         """Whether the call replays operators of a predicted program, and it was not seen that the block runs it."""
         if variant.is_unseen and bound.segments and not bound.recording.is_whole:
-            variant.is_unseen = not self._seen.include(incoming, variant)
+            variant.is_unseen = not self._seen.has_seen(incoming, variant)
             return variant.is_unseen
         return False
 

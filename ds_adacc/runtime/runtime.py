@@ -137,7 +137,7 @@ class Runtime:
         if self._holds_nothing(block):
             return run()
         if self._threads:
-            return self._plain.run_alone(block, _OTHER_THREAD, run, is_asked)
+            return self._plain.run_on_this_rank(block, _OTHER_THREAD, run, is_asked)
         reason = surroundings()
         if reason is not None:
             if not self.recordings:
@@ -166,12 +166,14 @@ class Runtime:
         try:
             self._threads.append(thread)
             if self._threads[0] == thread:
-                return self._run_alone(block, key, getattr(owner, "training", None), call, is_asked)
+                return self._run_exclusively(block, key, getattr(owner, "training", None), call, is_asked)
         finally:
             self._threads.remove(thread)
-        return self._plain.run_alone(block, _OTHER_THREAD, run, is_asked)
+        return self._plain.run_on_this_rank(block, _OTHER_THREAD, run, is_asked)
 
-    def _run_alone(self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool) -> Any:
+    def _run_exclusively(
+        self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool
+    ) -> Any:
         """Run a call while no other thread runs a block. `key`: as of `flatten`; the rest: as of `Signature`."""
         try:
             self.controller.begin_call()
@@ -211,7 +213,7 @@ class Runtime:
             if variant is None:
                 block, run, is_asked = incoming.block, incoming.call.run, incoming.signature.is_asked
                 if (of_this_rank := Watch.refusal()) is not None:
-                    return self._plain.run_alone(block, of_this_rank, run, is_asked)
+                    return self._plain.run_on_this_rank(block, of_this_rank, run, is_asked)
                 return self._plain.fall_back(block, reason, run, is_asked)
         return self._planned.run(incoming, variant)
 

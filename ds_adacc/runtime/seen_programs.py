@@ -42,7 +42,7 @@ class SeenPrograms:
         self._seen_lengths = SeenLengths()
         self._marks: weakref.WeakKeyDictionary[Block, tuple[Any, Hashable]] = weakref.WeakKeyDictionary()
 
-    def include(self, incoming: Incoming, variant: Variant) -> bool:
+    def has_seen(self, incoming: Incoming, variant: Variant) -> bool:
         """Whether the block needs not be followed in this call, whose program is predicted to be the variant's."""
         if variant.has_varied_numbers or self._key(incoming, variant) not in self._seen:
             return False

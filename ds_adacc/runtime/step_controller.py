@@ -110,7 +110,7 @@ class StepController:
         self._is_quiet = False  # whether nothing is due in this step, on any rank
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
         self._timed_late: set[str] = set()  # block types of which a second forward was timed after their plan
-        self._untold = state.plan  # the restored plan, until the user is told of it
+        self._restored_plan = state.plan  # until the user is told of it
         self.step = self._next_step()
 
     def name_modules(self, model: nn.Module) -> None:
@@ -220,9 +220,9 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            if self._untold is not None and self.agreement.known_types:
-                untold, self._untold = self._untold, None
-                self.plan_log.restored(untold, self.observation, self.schedule.ended)
+            if self._restored_plan is not None and self.agreement.known_types:
+                restored, self._restored_plan = self._restored_plan, None
+                self.plan_log.restored(restored, self.observation, self.schedule.ended)
             self._corrections = conclude_observation(self) or self._corrections
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
@@ -301,7 +301,7 @@ class StepController:
         repeatable = Repeatable.of(self.blocks.all(), self.agreement.forward_order.names)
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections, repeatable)
         self.plan, self.observation, self._planned_in = plan, None, self.schedule.ended
-        self._untold = None
+        self._restored_plan = None
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from(plan)

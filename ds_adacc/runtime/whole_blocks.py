@@ -34,7 +34,7 @@ _ADVICE = (
 )
 
 
-class Called(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call that has just run. `guards`: the marks of all that it depends on.
 
     `beginning`, `arguments`: its beginning, and what `flatten` returned for its arguments. Both were taken before it
@@ -48,14 +48,14 @@ class Called(NamedTuple):
     captured: Capture
 
 
-def as_decided(
-    called: Called, recording: Recording, agreement: Agreement, ranks_agree: bool
+def planned_recording(
+    called: RecordedCall, recording: Recording, agreement: Agreement, ranks_agree: bool
 ) -> tuple[Recording, WholeCosts | None]:
     """The recording of the call as it is to be planned: as one operator, with its costs, or as it is.
 
-    `ranks_agree`: whether all ranks agree on a plan. Where a second forward would save much and the program has not
-    asked for it, or it must not be, a remark says so. Raises RuntimeError if the other ranks run a second forward, and
-    this rank cannot.
+    `ranks_agree`: whether all ranks agree on a plan. If the program has not asked for a second forward, or must not
+    have one, a remark says what it would save. Raises RuntimeError if the other ranks run a second forward, and this
+    rank cannot.
     """
     block, gathered = called.incoming.block, called.incoming.call.gathered_within
     repeats = has_other_ranks() and (calls_collective(recording) or bool(gathered))
@@ -83,8 +83,10 @@ def as_decided(
     return as_whole(recording, block.class_name, repeats, gathered), costs
 
 
-def _by_numbers(called: Called, recording: Recording, placement: InputPlacement) -> tuple[Recording, WholeCosts | None]:
-    """As `as_decided`, of a block that reads no data, but may read numbers that it has put into tensors.
+def _by_numbers(
+    called: RecordedCall, recording: Recording, placement: InputPlacement
+) -> tuple[Recording, WholeCosts | None]:
+    """As `planned_recording`, of a block that reads no data, but may read numbers that it has put into tensors.
 
     Its operators may be recomputed one by one. But such numbers often follow the lengths, and then the operators are
     recorded at each length. So the block is planned as if they were data.
@@ -99,7 +101,7 @@ def _by_numbers(called: Called, recording: Recording, placement: InputPlacement)
     return as_whole(of_data, called.incoming.block.class_name), costs
 
 
-def _why_not_now(called: Called, recording: Recording, placement: InputPlacement) -> str | None:
+def _why_not_now(called: RecordedCall, recording: Recording, placement: InputPlacement) -> str | None:
     """Why the forward of the call must not run a second time, as far as the call itself tells."""
     incoming, watch, beginning = called.incoming, called.captured.watch, called.beginning
     if placement != InputPlacement():
@@ -116,7 +118,7 @@ def _why_not_now(called: Called, recording: Recording, placement: InputPlacement
     return None if changed is None else f"its forward changes {changed}: keep that outside of the block"
 
 
-def _why_not_together(called: Called, ranks_agree: bool) -> str | None:
+def _why_not_together(called: RecordedCall, ranks_agree: bool) -> str | None:
     """Why the ranks cannot run second forwards, with their collectives, at the same place in backward."""
     if not ranks_agree:
         return "it calls collectives, and without an engine the ranks do not agree on a plan"
@@ -125,14 +127,14 @@ def _why_not_together(called: Called, ranks_agree: bool) -> str | None:
     return None
 
 
-def _why_not_the_same(called: Called, recording: Recording) -> str | None:
+def _why_not_the_same(called: RecordedCall, recording: Recording) -> str | None:
     """Why a second forward of the call would draw other random numbers."""
     if called.beginning is None or all(map(called.beginning.knows, recording.generators)):
         return None
     return "it draws from a random generator that neither its modules nor its arguments have"
 
 
-def _changed(called: Called, recording: Recording) -> str | None:
+def _changed(called: RecordedCall, recording: Recording) -> str | None:
     """What the call has changed of that on which later calls depend; None: nothing that is guarded."""
     for value in recording.values:
         if value.origin == "buffer":

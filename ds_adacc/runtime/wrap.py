@@ -110,7 +110,7 @@ def _run(
     kwargs: Any,
 ) -> Any:
     block = runtime.blocks.of_module(module, name)
-    return runtime.run(block, module, bound_to(module), args, kwargs, runtime.asked.include(module))
+    return runtime.run(block, module, bound_to(module), args, kwargs, runtime.asked.is_asked_for(module))
 
 
 def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:

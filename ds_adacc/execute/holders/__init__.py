@@ -9,7 +9,16 @@ from ds_adacc.execute.holders.compressed import Compressed, Compression
 from ds_adacc.execute.holders.offloaded import Offloaded
 from ds_adacc.execute.holders.offloaded_payload import OffloadedPayload
 from ds_adacc.execute.holders.recomputed import Recomputed, Replay
-from ds_adacc.execute.holders.restored import Facts
+from ds_adacc.execute.holders.restored import ValueFacts
 from ds_adacc.program.slots import Retained
 
-__all__ = ["Compressed", "Compression", "Facts", "Offloaded", "OffloadedPayload", "Recomputed", "Replay", "Retained"]
+__all__ = [
+    "Compressed",
+    "Compression",
+    "Offloaded",
+    "OffloadedPayload",
+    "Recomputed",
+    "Replay",
+    "Retained",
+    "ValueFacts",
+]

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from ds_adacc.execute.holders.restored import Facts, Restored
+from ds_adacc.execute.holders.restored import Restored, ValueFacts
 from ds_adacc.kernels import Codec
 from ds_adacc.program.slots import Retained, never_saved
 
 
 @dataclass(frozen=True)
-class Compression(Facts):
+class Compression(ValueFacts):
     """What is known of a compressed value. `shape`: the one that its codec restores; `device`: the type of its own."""
 
     codec: Codec

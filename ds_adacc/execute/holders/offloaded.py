@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ds_adacc.execute.holders.restored import Facts, Restored
+from ds_adacc.execute.holders.restored import Restored, ValueFacts
 from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.replay import modified
 from ds_adacc.program.slots import never_saved
 
 
-class Offloaded(Restored[Facts]):
+class Offloaded(Restored[ValueFacts]):
     """A value in host memory. It is fetched before backward asks for it, or at the latest then."""
 
     __slots__ = ("_copy", "_version", "_witness")
 
-    def __init__(self, facts: Facts, offloads: Offloads) -> None:
+    def __init__(self, facts: ValueFacts, offloads: Offloads) -> None:
         super().__init__(facts)
         self._copy = offloads.open()
         self._witness: torch.Tensor | None = None

@@ -13,7 +13,7 @@ from ds_adacc.program.slots import Holder
 
 
 @dataclass(frozen=True)
-class Facts:
+class ValueFacts:
     """What is known of a value before the call. `uses`: how often backward asks for it."""
 
     name: str
@@ -21,7 +21,7 @@ class Facts:
     uses: int
 
 
-OwnFacts = TypeVar("OwnFacts", bound=Facts)
+OwnFacts = TypeVar("OwnFacts", bound=ValueFacts)
 
 
 class Restored(Holder, Generic[OwnFacts]):

@@ -9,7 +9,7 @@ from any_size import Training
 from held import watch_held
 
 from ds_adacc.execute.block import Block
-from ds_adacc.runtime.current_pass import Called
+from ds_adacc.runtime.current_pass import CalledBlocks
 from ds_adacc.runtime.pending_live_sets import PendingLiveSets
 from ds_adacc.runtime.step import Step
 from ds_adacc.runtime.step_schedule import Purpose
@@ -187,7 +187,7 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
     pending = PendingLiveSets(training.agreement, training.runtime.controller.new_sizes.adopter)
-    ran = {name: Called({Block(str(number)) for number in range(blocks)}, alive=3)}
+    ran = {name: CalledBlocks({Block(str(number)) for number in range(blocks)}, alive=3)}
     pending.note(ran, is_observed=False)
     assert not pending and pending.wants_observation == grows, "its order is to be seen first"
     pending.note(ran, is_observed=True)
