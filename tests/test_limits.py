@@ -1,4 +1,4 @@
-"""LIMITS.md quotes the log, the plan's table and errors, by which users find a part of it. The code must say the same."""
+"""LIMITS.md quotes the log, tables and errors, by which users find a part of it. The code must say the same."""
 
 import ast
 import re
