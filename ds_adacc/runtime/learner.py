@@ -72,46 +72,24 @@ class Learner:
         self._computed: dict[int, tuple[CodeType, dict[str, Place]]] = {}
 
     def learn(self, incoming: Incoming) -> Learned:
-        """Record the call, and learn from it."""
+        """Record the call, and learn from it. Raises RuntimeError if only this rank cannot do so (Rule T8)."""
         block, signature, controller = incoming.block, incoming.signature, self._controller
-        budget = controller.agreement.budget
-        self._warnings.recorded_again(block, block.changing_numbers(signature))
-        if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
-            self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
-        beginning, arguments, run = None, None, incoming.call.run
-        if signature.is_asked:
-            # The signature has the arguments without those of a `functools.partial` that is called.
-            with budget.aside():  # it copies what the block may write to
-                beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
-        with budget.aside():
-            captured = capture(block.name, incoming.call)
-        guards = {**captured.watch.reads.marks, **incoming.guards}
-        if captured.recording is None:
-            block.places.update(captured.watch.reads.places)
-            if signature.is_asked and block.name in controller.agreement.repeated:
-                raise RuntimeError(
-                    f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
-                    f"checkpointing. But on this rank a call of it cannot be recorded: {captured.reason}. Call it so "
-                    "that it can be, or without a checkpoint"
-                )
-            self._plain.warn(block, captured.reason, signature.is_asked, is_of_call=True)
-            block.add(signature, Variant.failed(guards, block.latest(signature)))
-            return Learned(captured)
-        recording = captured.recording.with_held_before(signature.held_before)
-        recording, costs = planned_recording(
-            RecordedCall(incoming, guards, beginning, arguments, captured),
-            recording,
-            controller.agreement,
-            ranks_agree=controller.stepped,
-        )
-        captured.recording = recording
-        if beginning is not None and costs is not None:
-            beginning.buffers.keep(recording)
+        self._tell_of_repetition(incoming)
+        called = self._record(incoming)
+        captured, guards = called.captured, called.guards
         block.places.update(captured.watch.reads.places)
+        if captured.recording is None:
+            self._note_failure(called)
+            return Learned(captured)
+        recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
+        captured.recording = recording
+        beginning = None if costs is None else called.beginning
+        if beginning is not None:
+            beginning.buffers.keep(recording)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
         self._tell_limits(block, recording, captured.watch)
-        with budget.aside():
+        with controller.agreement.budget.aside():
             relatives = block.relatives(signature, guards)
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
         step = controller.step
@@ -122,7 +100,39 @@ class Learner:
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)
         controller.choose_policy(block, variant)
         block.add(signature, variant)
-        return Learned(captured, variant, outliers_are_new, None if costs is None else beginning)
+        return Learned(captured, variant, outliers_are_new, beginning)
+
+    def _tell_of_repetition(self, incoming: Incoming) -> None:
+        """Warn if the block was recorded often, and is recorded again."""
+        block, signature = incoming.block, incoming.signature
+        self._warnings.recorded_again(block, block.changing_numbers(signature))
+        if block.find(signature, incoming.guards) is None:  # else it is recorded to verify what is known of it
+            self._warnings.recorded_at_each_size(block, block.recorded_sizes(signature, incoming.guards))
+
+    def _record(self, incoming: Incoming) -> RecordedCall:
+        """Run the call under the recorder. What that takes besides is no part of what the program takes."""
+        beginning, arguments, run = None, None, incoming.call.run
+        with self._controller.agreement.budget.aside():
+            if incoming.signature.is_asked:  # this copies what the block may write to
+                # The signature has the arguments without those of a `functools.partial` that is called.
+                beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
+            captured = capture(incoming.block.name, incoming.call)
+        if captured.recording is not None:
+            captured.recording = captured.recording.with_held_before(incoming.signature.held_before)
+        guards = {**captured.watch.reads.marks, **incoming.guards}
+        return RecordedCall(incoming, guards, beginning, arguments, captured)
+
+    def _note_failure(self, called: RecordedCall) -> None:
+        """The call could not be recorded: others like it run without a plan."""
+        block, signature, reason = called.incoming.block, called.incoming.signature, called.captured.reason
+        if signature.is_asked and block.name in self._controller.agreement.repeated:
+            raise RuntimeError(
+                f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
+                f"checkpointing. But on this rank a call of it cannot be recorded: {reason}. Call it so that it can "
+                "be, or without a checkpoint"
+            )
+        self._plain.warn(block, reason, signature.is_asked, is_of_call=True)
+        block.add(signature, Variant.failed(called.guards, block.latest(signature)))
 
     def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:
         """The variant of the recorded call, and whether a checkpoint has restored it.

@@ -92,12 +92,10 @@ class PlannedCalls:
         call, pack, done = self._begin(
             incoming,
             variant,
-            bound,
-            self._controller.step.is_tracking,
-            noted=None,
-            second=self._second(incoming, variant),
+            probe,
+            self._second(incoming, variant),
+            tracks=self._controller.step.is_tracking,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
-            times_backward=probe is None,
         )
         if probe is not None:
             pack = probe.pack(pack)
@@ -133,12 +131,10 @@ class PlannedCalls:
         call, pack, done = self._begin(
             incoming,
             variant,
-            variant.bound,
-            step.is_tracking and not learned.outliers_are_new,
-            noted,
+            probe,
             self._second(known, variant, learned.beginning),
-            times_forward=False,
-            times_backward=probe is None,
+            tracks=step.is_tracking and not learned.outliers_are_new,
+            noted=noted,
         )
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted
@@ -187,25 +183,24 @@ class PlannedCalls:
         self,
         incoming: Incoming,
         variant: Variant,
-        bound: BoundPolicy,
-        tracking: bool,
-        noted: Mapping[int, torch.Tensor] | None,
+        probe: Probe | None,
         second: _Second | None,
-        times_forward: bool,
-        times_backward: bool,
+        tracks: bool,
+        noted: Mapping[int, torch.Tensor] | None = None,
+        times_forward: bool = False,
     ) -> tuple[Call | WholeCall, Pack, Callable[[Any], None]]:
         """A call that is about to begin, its pack hook, and what to call with its output.
 
-        `noted`: the buffers and the states of random generators, if the tensors are packed only after the forward.
-        `second`: None unless a second forward makes all that this one saves.
-        `times_forward`, `times_backward`: as of `CallMoments`.
+        `probe`: that of the call; its backward is not timed then. `second`: None unless a second forward makes all that
+        this one saves. `tracks`: whether to look for outliers in what it saves. `noted`: the buffers and the states of
+        random generators, if the tensors are packed only after the forward. `times_forward`: as of `CallMoments`.
         """
-        step, inputs = self._controller.step, incoming.call.inputs
+        bound, step, inputs = variant.bound, self._controller.step, incoming.call.inputs
         observer, alive = step.observer, step.current_pass.begin_call(variant.digest)
         ticket = None
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward)
+            ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
         told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
@@ -221,7 +216,7 @@ class PlannedCalls:
             and self._controller.agreement.known_types[variant.digest].agreed is None
         ):
             pack = HostCopies(call.pack).pack
-        if tracking and isinstance(call, Call):
+        if tracks and isinstance(call, Call):
             agreement = self._controller.agreement
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
