@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -70,27 +70,15 @@ def initialize(
     section = section_of(ds_config)
     if model is not None and (optimizer is not None or ds_config.get("optimizer")):
         refuse_served(model)
-    compact, blocks, stage = None, {}, 0
+    prepared = None
     with ExitStack() as undo:  # all that is done to the model before something is raised
         if section is not None and model is not None:
-            stage = _zero_stage(ds_config)
-            if section.compact is not None:
-                refuse_compact(ds_config, model)
-            blocks = blocks_to_serve(model, section, stage)
-            checkpointing.tell_of_options(ds_config)
-            if section.compact is not None:
-                groups = groups_of(model, model_parameters, optimizer)
-                compact = convert(model, blocks, section.compact, groups)
-                undo.callback(compact.undo)
-                if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
-                    model_parameters = groups
-            if blocks and stage == 3:
-                undo.callback(make_leaves(mixtures(model, blocks.values(), ds_config)))
+            prepared = _prepare(model, section, ds_config, (model_parameters, optimizer), undo)
         result = deepspeed_initialize(
             args=args,
             model=model,
             optimizer=optimizer,
-            model_parameters=model_parameters,
+            model_parameters=model_parameters if prepared is None else prepared.model_parameters,
             training_data=training_data,
             lr_scheduler=lr_scheduler,
             distributed_port=distributed_port,
@@ -102,10 +90,10 @@ def initialize(
             config_params=config_params,
         )
         refuse_unlike_sections(result[0], section)
-        if section is not None and model is not None:
-            if blocks and stage == 3:
-                undo.callback(make_late_leaves(result[0], blocks))
-            serve(result[0], section, blocks, compact)
+        if section is not None and prepared is not None:
+            if prepared.blocks and prepared.stage == 3:
+                undo.callback(make_late_leaves(result[0], prepared.blocks))
+            serve(result[0], section, prepared.blocks, prepared.compact)
         undo.pop_all()
     if section is None and model is not None:
         _leave_alone(result[0])
@@ -144,10 +132,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         )
     served: Adacc | None = getattr(engine, "adacc", None)
     if served is not None:
-        if section != served.config:
-            raise ConfigError(
-                "adacc: this engine already runs with another section; attach once, or with the same section"
-            )
+        _refuse_another(section, served.config)
         return served
     refuse_unlike_sections(engine, section)
     if section is not None and section.compact is not None:
@@ -161,12 +146,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         _leave_alone(engine)
         checkpointing.turn_off()
         return None
-    pending = engine.micro_steps % engine.gradient_accumulation_steps()
-    if pending:
-        steps = engine.gradient_accumulation_steps()
-        raise RuntimeError(
-            f"attach between optimizer steps: {pending} of this step's {steps} micro-batches have already run"
-        )
+    _refuse_within_step(engine)
     stage = engine.zero_optimization_stage()
     blocks = blocks_to_serve(engine.module, section, stage)
     checkpointing.tell_of_options(ds_config)
@@ -176,6 +156,54 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
         serve(engine, section, blocks)
         undo.pop_all()
     return engine.adacc
+
+
+class _Prepared(NamedTuple):
+    """What was done to a model before DeepSpeed makes its engine. `stage`: that of ZeRO.
+
+    `model_parameters`: what the optimizer is to train, which CompAct changes.
+    """
+
+    blocks: dict[str, nn.Module]
+    stage: int
+    compact: Compact | None
+    model_parameters: Any
+
+
+def _prepare(
+    model: nn.Module, section: AdaccConfig, ds_config: Mapping[str, Any], trained: tuple[Any, Any], undo: ExitStack
+) -> _Prepared:
+    """Find the blocks, and change in the model what must be changed before the engine is made. `undo` takes it back.
+
+    `trained`: the parameters and the optimizer that DeepSpeed is to be given.
+    """
+    stage, (model_parameters, optimizer), compact = _zero_stage(ds_config), trained, None
+    if section.compact is not None:
+        refuse_compact(ds_config, model)
+    blocks = blocks_to_serve(model, section, stage)
+    checkpointing.tell_of_options(ds_config)
+    if section.compact is not None:
+        groups = groups_of(model, model_parameters, optimizer)
+        compact = convert(model, blocks, section.compact, groups)
+        undo.callback(compact.undo)
+        if not isinstance(optimizer, torch.optim.Optimizer):  # its own groups have changed
+            model_parameters = groups
+    if blocks and stage == 3:
+        undo.callback(make_leaves(mixtures(model, blocks.values(), ds_config)))
+    return _Prepared(blocks, stage, compact, model_parameters)
+
+
+def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
+    if section != in_force:
+        raise ConfigError("adacc: this engine already runs with another section; attach once, or with the same section")
+
+
+def _refuse_within_step(engine: Any) -> None:
+    steps = engine.gradient_accumulation_steps()
+    if pending := engine.micro_steps % steps:
+        raise RuntimeError(
+            f"attach between optimizer steps: {pending} of this step's {steps} micro-batches have already run"
+        )
 
 
 def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
