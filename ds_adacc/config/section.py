@@ -341,6 +341,10 @@ class AdaccConfig(_Part):
             raise _invalid((("max_gradient_error",), self.max_gradient_error, hint))
         return self
 
+    def differing(self, other: "AdaccConfig") -> list[str]:
+        """The keys that have another value in the other section."""
+        return [key for key in type(self).model_fields if getattr(self, key) != getattr(other, key)]
+
     @property
     def forces_compression(self) -> bool:
         """Whether everything that can be compressed must be, whatever it costs: the paper's baseline "Quantization"."""

@@ -194,8 +194,15 @@ def _prepare(
 
 
 def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
-    if section != in_force:
-        raise ConfigError("adacc: this engine already runs with another section; attach once, or with the same section")
+    if section == in_force:
+        return
+    how = "which is not disabled"
+    if section is not None:
+        keys = section.differing(in_force)
+        how = "; ".join(f"{key} is {getattr(in_force, key)} there, {getattr(section, key)} here" for key in keys)
+    raise ConfigError(
+        f"adacc: this engine already runs with another section ({how}); attach once, or with the same section"
+    )
 
 
 def _refuse_within_step(engine: Any) -> None:

@@ -59,5 +59,5 @@ def _difference(sections: Mapping[int, AdaccConfig | None]) -> str:
     if section is None or other is None:
         served, plain = (first, rank) if other is None else (rank, first)
         return f"{SECTION}: rank {served} has this section; rank {plain} has none, or one that is disabled"
-    key = next(key for key in AdaccConfig.model_fields if getattr(section, key) != getattr(other, key))
+    key = section.differing(other)[0]
     return f"{SECTION}.{key} = {getattr(section, key)} on rank {first}, and {getattr(other, key)} on rank {rank}"

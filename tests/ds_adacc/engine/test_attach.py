@@ -50,6 +50,7 @@ def test_attach_says_what_it_does_not_take(ranks):
             midway == "RuntimeError: attach between optimizer steps: 1 of this step's 2 micro-batches have already run"
         )
         assert other.startswith("ConfigError: adacc: this engine already runs with another section")
+        assert "(memory_budget is " in other and " there, " in other
         assert unnamed == no_section
 
 
