@@ -22,7 +22,8 @@ The files, in the order in which a call meets them:
 * `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
   `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.
-* `made_of_numbers`: the tensors that hold no data, as they are made of Python's numbers alone.
+* `taint`: where Python has first read data; `made_of_numbers`: the tensors that hold no data, as they are made of
+  Python's numbers alone.
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.

@@ -33,7 +33,7 @@ from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.record.verify import unsure, without_inaccessible
+from ds_adacc.record.verify import extra_refusals, without_inaccessible
 
 
 @dataclass
@@ -195,7 +195,10 @@ def _found_again(recording: Recording, output: Any, began: int) -> Recording:
     if not recording.runs_compiled or graphs_behind(output, began) == recording.graphs:
         return recording
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
-    reasons = {**unsure(recording, recording.compiled_from, ()), **{op.index: reason for op in recording.graph_ops}}
+    reasons = {
+        **extra_refusals(recording, recording.compiled_from, ()),
+        **{op.index: reason for op in recording.graph_ops},
+    }
     return replace(recording.refuse(reasons), loses_graphs=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,25 +31,16 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.frames import line_of_block
 from ds_adacc.record.known import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
-from ds_adacc.record.made_of_numbers import MadeOfNumbers
-from ds_adacc.record.verify import unsure
+from ds_adacc.record.taint import Taint
+from ds_adacc.record.verify import extra_refusals
 
 _WROTE_UNSEEN = (
     "a kernel that PyTorch does not see wrote to a tensor: neither what the tensor held before nor what it holds now "
     "is recomputed. If you can, launch the kernel within an autograd.Function or an operator of torch.library"
 )
 _OVERWRITTEN = "what it makes is overwritten in place"
-
-
-class _NumbersRead(NamedTuple):
-    """Where Python first reads a tensor that was made of numbers alone: the line, and what has come by then."""
-
-    line: str
-    ops: int
-    positions: int
 
 
 class Draft:
@@ -62,14 +53,12 @@ class Draft:
         self.known = KnownTensors(call.inputs, call.closure)
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
-        self._data_read_at: str | None = None  # the first line that reads data
-        self._numbers_read: _NumbersRead | None = None
+        self._taint = Taint()
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}
-        self._turn: int | None = None  # the first position that another call may not have
         self._compiled_from: int | None = None  # the first position that compiled code may have saved
         self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
         self._masks: set[int] = set()
@@ -77,14 +66,13 @@ class Draft:
         self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
-        self._of_numbers = MadeOfNumbers()
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
 
     @property
     def is_tainted(self) -> bool:
         """Whether Python has read data, so that any later number may hold some of it (Rule R7)."""
-        return self._data_read_at is not None
+        return self._taint.data_read_at is not None
 
     @property
     def positions(self) -> Sequence[Position]:
@@ -95,7 +83,7 @@ class Draft:
         """The whole program."""
         known = self.known
         self.record_unseen_writes(None)
-        data_read_at = self._data_read_at if any(op.refusal == TAINTED for op in self._ops) else None
+        data_read_at = self._taint.data_read_at if any(op.refusal == TAINTED for op in self._ops) else None
         if data_read_at is not None:
             self.remark(
                 f"{data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
@@ -104,22 +92,24 @@ class Draft:
         met = {id(parameter) for parameter in known.parameters}
         others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
         recording = Recording(
-            name,
-            tuple(known.values),
-            tuple(self._ops),
-            tuple(self._positions),
-            Parameters((*known.parameters, *others)),
-            tuple(known.buffers),
-            tuple(self._remarks),
-            self.has_hooks,
-            self._compiled_from,
+            name=name,
+            values=tuple(known.values),
+            ops=tuple(self._ops),
+            positions=tuple(self._positions),
+            parameters=Parameters((*known.parameters, *others)),
+            buffers=tuple(known.buffers),
+            remarks=tuple(self._remarks),
+            has_hooks=self.has_hooks,
+            compiled_from=self._compiled_from,
             data_read_at=data_read_at,
-            numbers_read_after=None if self._numbers_read is None else self._numbers_read.ops,
+            numbers_read_after=self._taint.numbers_read_after,
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
         readers |= {op.index: PARAMETRIZED for op in self._ops if self._reads_parametrized(op)}
-        return recording.refuse({**unsure(recording, self._turn, self._masks), **readers, **self.draws.refusals()})
+        return recording.refuse(
+            {**extra_refusals(recording, self._taint.first_doubtful, self._masks), **readers, **self.draws.refusals()}
+        )
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
@@ -142,21 +132,16 @@ class Draft:
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
         """Note a tensor that torch has just made of a number. `is_doubtful`: as of `MadeOfNumbers.add`."""
         if not self.note_compiled() and self.known.find(tensor) is None:
-            self._of_numbers.add(self.known.captured(tensor).index, tensor, is_doubtful=is_doubtful)
+            self._taint.numbers.add(self.known.captured(tensor).index, tensor, is_doubtful=is_doubtful)
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
-        if self._of_numbers.read(map(self.known.find, tensors), self._ops):
-            self.note_data_read()
-        elif self._numbers_read is None:
-            self._numbers_read = _NumbersRead(line_of_block(), len(self._ops), len(self._positions))
+        self._taint.note_read(map(self.known.find, tensors), self._ops, len(self._positions))
 
     def doubt_kept_numbers(self) -> None:
         """Take the numbers that Python has read for data if the program has kept one: a later call may read another."""
-        if self._numbers_read is not None and self._of_numbers.keeps_read:
-            line, ops, positions = self._numbers_read
-            self._numbers_read, self._data_read_at = None, line
-            self._turn = positions if self._turn is None else min(self._turn, positions)
+        ops = self._taint.doubt_kept_numbers()
+        if ops is not None:
             self._ops[ops:] = [op if op.refusal else replace(op, refusal=TAINTED) for op in self._ops[ops:]]
 
     def encode(self, tree: Any) -> Any:
@@ -169,10 +154,10 @@ class Draft:
 
     def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
-        made_of = self._of_numbers.computed(ran)
+        made_of = self._taint.numbers.computed(ran)
         if made_of is not None:
             for tensor in tensors_in(ran.outputs):
-                self._of_numbers.add(self.known.captured(tensor).index, tensor, made_of)
+                self._taint.numbers.add(self.known.captured(tensor).index, tensor, made_of)
             return None
         bases = self.bases(ran.written)
         op = self._operator(ran, bases)
@@ -197,7 +182,7 @@ class Draft:
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:
-            self._of_numbers.note(op)
+            self._taint.numbers.note(op)
         if op.draw is not None:
             self.draws.add(op.index, op.draw)
         return op
@@ -253,7 +238,7 @@ class Draft:
 
         By position, how many operators had run by then. Where data decide which branch runs, another call may keep it.
         """
-        if self._turn is not None:
+        if self._taint.first_doubtful is not None:
             return
         for number, ops_done in positions.items():
             self._positions[number] = replace(self._positions[number], discarded_after=ops_done)
@@ -271,13 +256,11 @@ class Draft:
 
     def doubt_from_here(self) -> None:
         """From here on, another call may save other tensors (Rule R7)."""
-        if self._turn is None:
-            self._turn = len(self._positions)
+        self._taint.doubt_from(len(self._positions))
 
     def note_data_read(self) -> None:
         """Note that Python may know data from here on (Rule R7)."""
-        self._data_read_at = self._data_read_at or line_of_block()
-        self.doubt_from_here()
+        self._taint.note_data_read(len(self._positions))
 
     def note_compiled(self) -> bool:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""

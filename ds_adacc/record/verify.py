@@ -52,21 +52,22 @@ def _agrees_where_written(
     return all(real is None or differs_only_where_unwritten(real, filled) for real, filled in outputs)
 
 
-def unsure(recording: Recording, turn: int | None, masks: Collection[int]) -> dict[int, str]:
+def extra_refusals(recording: Recording, first_doubtful: int | None, masks: Collection[int]) -> dict[int, str]:
     """Why operators must not be replayed although their schema allows it and they give the same bits (Rule R7).
 
     A mask that decides a shape is not rebuilt: rebuilt from quantised data, it would select another number of
     elements. Nor are values that autograd first saves after Python has read data, or after compiled code that no call
-    finds again has run: another branch, or another compilation, may save other tensors in their place. `turn`: the
-    number of the first tensor that was saved after that, None if it never happened. `masks`: the values that decide a
-    shape.
+    finds again has run: another branch, or another compilation, may save other tensors in their place.
+
+    `first_doubtful`: the number of the first tensor that was saved after that, None if it never happened. `masks`: the
+    values that decide a shape.
     """
     values = recording.values
     made = (values[index].producer for index in masks)
     reasons = {producer: "its mask decides a shape" for producer in made if producer is not None}
-    if turn is None:
+    if first_doubtful is None:
         return reasons
-    halves = recording.positions[:turn], recording.positions[turn:]
+    halves = recording.positions[:first_doubtful], recording.positions[first_doubtful:]
     early, late = ({p.ref.index for p in part if isinstance(p.ref, ValueRef)} for part in halves)
     late = {index for index in late - early if not values[index].is_given}
     reason = "another call may save another tensor at this position"
