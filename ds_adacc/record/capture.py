@@ -195,10 +195,7 @@ def _found_again(recording: Recording, output: Any, began: int) -> Recording:
     if not recording.runs_compiled or graphs_behind(output, began) == recording.graphs:
         return recording
     reason = "backward of the block's output does not lead to all of its compiled graphs, or leads to others"
-    reasons = {
-        **extra_refusals(recording, recording.compiled_from, ()),
-        **{op.index: reason for op in recording.graph_ops},
-    }
+    reasons = extra_refusals(recording, recording.compiled_from, ()) | {op.index: reason for op in recording.graph_ops}
     return replace(recording.refuse(reasons), loses_graphs=True)
 
 

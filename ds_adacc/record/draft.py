@@ -107,9 +107,8 @@ class Draft:
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
         readers |= {op.index: PARAMETRIZED for op in self._ops if self._reads_parametrized(op)}
-        return recording.refuse(
-            {**extra_refusals(recording, self._taint.first_doubtful, self._masks), **readers, **self.draws.refusals()}
-        )
+        doubtful = extra_refusals(recording, self._taint.first_doubtful, self._masks)
+        return recording.refuse({**doubtful, **readers, **self.draws.refusals()})
 
     def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
