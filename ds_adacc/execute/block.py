@@ -147,7 +147,7 @@ class Block:
         last = next((variant for _, variant in self._variants), None)
         if last is None or last.guards is None:
             return set()
-        changed = names_of_changes(last.guards, guards, last.ignored)
+        changed = names_of_changes(last.guards, guards, last.history.ignored)
         if changed:
             self.had_settled = self.calls_since_change > _SETTLED  # this call is one of them
             self.calls_since_change = 0

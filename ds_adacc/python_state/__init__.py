@@ -7,7 +7,8 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `reading`: the marks of all that, at one call. Other marks, another program.
 * `plain_objects`: objects of plain numbers and tensors, such as a config, which are not read again while unchanged.
 * `guards`: marks of Python values, of whatever kind; `tensor_marks`: those of tensors; `identity`: those by identity.
-* `changes`: which marks differ from those of another call, and whether they are only numbers and containers.
+* `changes`: which marks differ from those of another call, and whether they are only numbers and containers;
+  `guard_history`: which of them decide nothing, and which change too often, as earlier recordings tell.
 * `function_marks`: what of a function, or of an attribute of a class, may change.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `held_tensors`: tensors in a module's lists, dicts and objects, and inside its quantized weights.

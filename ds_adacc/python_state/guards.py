@@ -3,7 +3,7 @@
 Two calls whose marks are equal run the same program. Python objects are compared by content (`content.py`), classes,
 Python modules and the like by identity. What cannot be read has a mark that says so: see `unreadable`. `Block.find`
 in `execute/block.py` compares them at each call: if they differ, the block is recorded anew, unless what differs is
-known to decide nothing (`Variant.unread`).
+known to decide nothing (`GuardHistory.unread`).
 """
 
 from __future__ import annotations

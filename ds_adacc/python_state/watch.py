@@ -202,7 +202,7 @@ class Watch:
         """All names and texts in the code that has run: it reads attributes of these names. None: it makes names too.
 
         Code of torch and of the standard library makes names as well, as `vars` does in `argparse.Namespace.__eq__`. So
-        no name proves that nothing was read (`Variant.unread`).
+        no name proves that nothing was read (`GuardHistory.unread`).
         """
         names: set[str] = set()
         for known in self._codes.values():

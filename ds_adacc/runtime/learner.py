@@ -142,14 +142,14 @@ class Learner:
         block, earlier = incoming.block, incoming.block.latest(incoming.signature)
         recalled = block.recall(recording) if earlier is None else None
         variant = recalled or Variant()
-        variant.guards = guards
-        variant.named = _names(recording, guards, watch)
+        variant.history.guards = guards
+        variant.history.named = _names(recording, guards, watch)
         changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
-            variant.succeed(earlier, block.had_settled, _are_same(earlier.recording, recording))
+            variant.history.succeed(earlier.history, block.had_settled, _are_same(earlier.recording, recording))
             if variant.doubt and not (earlier.doubt or recording.is_whole):
                 self._warnings.doubtful(block, variant.doubt)
-        self._warnings.changed_again(block, changed - variant.ignored - variant.unread)
+        self._warnings.changed_again(block, changed - variant.history.ignored - variant.unread)
         if not recording.is_whole:  # a second forward runs whatever the block runs
             self._doubt(incoming, guards, variant, recording, watch)
         variant.recording = recording.doubted(variant.doubt)
@@ -167,7 +167,7 @@ class Learner:
         if unwatched is None and not any(each.is_recorded and not each.doubt for each in block.variants()):
             unwatched, remedy = self._guard_kept_results(block, guards, watch), _CONSTANT_RESULT
         if unwatched is not None:
-            variant.doubt = unwatched
+            variant.history.doubt = unwatched
             self._warnings.doubtful(block, unwatched, remedy)
 
     def _guard_kept_results(self, block: Block, guards: Guards, watch: Watch) -> str | None:

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.variant import Variant, in_short
+from ds_adacc.execute.variant import Variant
 from ds_adacc.execute.whole_call import Around
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 from ds_adacc.python_state.places import marks_of

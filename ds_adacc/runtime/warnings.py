@@ -9,8 +9,8 @@ import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.variant import in_short
 from ds_adacc.log import get_logger
+from ds_adacc.python_state.guard_history import in_short
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
 

@@ -11,7 +11,6 @@ import torch
 from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.second_forward import nodes_of
-from ds_adacc.execute.variant import in_short
 from ds_adacc.execute.written_buffers import why_not_put_back
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import has_other_ranks
@@ -20,6 +19,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import TAINTED
 from ds_adacc.program.signature import flatten
 from ds_adacc.python_state.changes import rewritten
+from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
