@@ -17,13 +17,14 @@ from typing import Protocol
 
 import mip
 
-from ds_adacc.planner.graph import BlockGraph, Event
+from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.milp_choices import BlockVariables
 from ds_adacc.planner.milp_memory import BlockMemory
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import simulate
 from ds_adacc.planner.solution import NoSolutionInTime
+from ds_adacc.planner.units import Bytes, DeductedBytes, combined, numbers
 
 # granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
 _LARGEST = 2**17
@@ -60,46 +61,16 @@ def granule_of(profiles: Sequence[Profile]) -> int:
 
 
 def in_granules(profile: Profile, granule: int) -> Profile:
-    """The profile with all sizes in granules, rounded up to whole ones."""
-
-    def up(nbytes: int) -> int:
-        return -(-nbytes // granule)
-
-    graph = BlockGraph(
-        tuple(replace(value, nbytes=up(value.nbytes)) for value in profile.graph.values),
-        tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
-        tuple(
-            # What is subtracted is rounded down.
-            Event(
-                event.name,
-                event.values,
-                up(event.gradient_bytes),
-                event.made_bytes // granule,
-                event.late_bytes // granule,
-            )
-            for event in profile.graph.events
-        ),
-        up(profile.graph.forward_overhead),
-        up(profile.graph.carried_bytes),
-    )
-    codecs = tuple(
-        tuple(
-            replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes), moved_bytes=up(o.moved_bytes))
-            for o in offers
-        )
-        for offers in profile.codecs
-    )
-    return replace(profile, graph=graph, codecs=codecs)
+    """The profile with all sizes in granules, rounded up to whole ones. What is subtracted is rounded down."""
+    by = {Bytes: lambda sizes: -(-sizes[0] // granule), DeductedBytes: lambda sizes: sizes[0] // granule}
+    codecs = tuple(tuple(combined([offer], by) for offer in offers) for offers in profile.codecs)
+    return replace(profile, graph=BlockGraph.combined([profile.graph], by), codecs=codecs)
 
 
 def _sizes(profile: Profile) -> Iterator[int]:
-    yield from (profile.graph.forward_overhead, profile.graph.carried_bytes)
-    yield from (value.nbytes for value in profile.graph.values)
-    yield from (op.workspace_bytes for op in profile.graph.ops)
-    for event in profile.graph.events:
-        yield from (event.gradient_bytes, event.made_bytes, event.late_bytes)
-    for offer in itertools.chain.from_iterable(profile.codecs):
-        yield from (offer.nbytes, offer.workspace_bytes, offer.moved_bytes)
+    graph, offers = profile.graph, itertools.chain.from_iterable(profile.codecs)
+    for part in (graph, *graph.values, *graph.ops, *graph.events, *offers):
+        yield from numbers(part, Bytes, DeductedBytes)
 
 
 class Tightens(Protocol):
