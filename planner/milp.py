@@ -88,8 +88,8 @@ class BlockTypeModel:
     """
 
     def __init__(self, model: mip.Model, block_type: BlockType, granule: int, max_gradient_error: float | None) -> None:
-        self.program = BlockVariables(model, in_granules(block_type.profile, granule), max_gradient_error)
-        self.memory = BlockMemory(self.program)
+        self.variables = BlockVariables(model, in_granules(block_type.profile, granule), max_gradient_error)
+        self.memory = BlockMemory(self.variables)
         self._rows: list[tuple[mip.LinExpr, set[int]]] = []
         self._expressions: dict[int, mip.LinExpr] = {}
 
@@ -104,7 +104,7 @@ class BlockTypeModel:
 
     def tighten(self) -> bool:
         """Add constraints for moments at which the model's present solution breaks a limit; False if there are none."""
-        moments = self._moments(self.program.policy())
+        moments = self._moments(self.variables.policy())
         found = 0
         for beside, known in self._rows:
             room = 0.5 - beside.x
@@ -117,17 +117,17 @@ class BlockTypeModel:
         worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_ROWS_AT_ONCE]
         for moment in worst:
             known.add(moment)
-            self.program.model += beside + self._at(moment) <= 0
+            self.variables.model += beside + self._at(moment) <= 0
         return len(worst)
 
     def _moments(self, policy: Policy) -> tuple[int, ...]:
         """The bytes alive at each event of backward, then at each op of forward."""
-        run = simulate(self.program.profile, policy)
+        run = simulate(self.variables.profile, policy)
         return *run.timeline, *run.forward
 
     def _at(self, moment: int) -> mip.LinExpr:
         if moment not in self._expressions:
-            events = len(self.program.profile.graph.events)
+            events = len(self.variables.profile.graph.events)
             backward = moment < events
             self._expressions[moment] = self.memory.at(moment) if backward else self.memory.in_forward(moment - events)
         return self._expressions[moment]
