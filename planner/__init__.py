@@ -8,7 +8,7 @@ If no policies fit, `InfeasibleBudget` names a budget that would do.
 Read the files in this order:
 
 * the question: `graph` (one block: values, operators, steps of backward), `segments` (which operators are replayed
-  together), `profile` (what was measured), `problem`;
+  together), `profile` (what was measured), `units` (of these numbers), `problem`;
 * the answer: `policy`, and `solution` with the errors;
 * what a policy costs: `simulate` (one call of a block), `peak` (a whole step), `error_estimate` (of a gradient error);
 * policies without a solver: `baselines`, `greedy`;
@@ -52,6 +52,7 @@ from ds_adacc.planner.profile import (
     CodecCost,
     Profile,
     Strictness,
+    combined_offers,
     is_codec,
     is_offloaded,
     nearest_offer,
@@ -98,6 +99,7 @@ __all__ = [
     "Value",
     "added_seconds",
     "chosen_codecs",
+    "combined_offers",
     "compress_policy",
     "evaluate_per_block",
     "everywhere",

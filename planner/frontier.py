@@ -70,7 +70,7 @@ def frontier(
     deadline = time.perf_counter() + max_seconds
     points: list[Point] = []
     with contextlib.suppress(NoSolutionInTime):  # part of a frontier is of use
-        for policy in _Search(profile, max_gradient_error).policies(blocks, deadline):
+        for policy in _FrontierModel(profile, max_gradient_error).policies(blocks, deadline):
             points.append(Point.of(profile, policy))
     if not points:
         raise NoSolutionInTime(f"the solver found no point of the frontier in {max_seconds:.3g} seconds")
@@ -84,16 +84,16 @@ class _Corner(NamedTuple):
     value: float
 
 
-class _Search:
-    """The program of one block, in which only the bytes held are bounded."""
+class _FrontierModel:
+    """The integer program of one block, in which only the bytes held are bounded."""
 
     def __init__(self, profile: Profile, max_gradient_error: float | None) -> None:
         self._model = empty_model()
-        self._program = BlockVariables(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
+        self._variables = BlockVariables(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
         self._held = self._model.add_var()
-        held = BlockMemory(self._program).held()
+        held = BlockMemory(self._variables).held()
         self._model += self._held == held
-        self._objective = self._program.quanta() + ties(self._program.error(), held)
+        self._objective = self._variables.quanta() + ties(self._variables.error(), held)
 
     def policies(self, blocks: int, deadline: float) -> Iterator[Policy]:
         """The policies of the points, each once: the fastest, the leanest, and then all others.
@@ -103,16 +103,16 @@ class _Search:
         least = self._minimise(self._held, deadline)
         most = self._minimise(self._objective, deadline)
         fastest = _Corner(most, self._objective.x)
-        yield self._program.policy()
+        yield self._variables.policy()
         if most == least:
             return
         self._within(least, deadline)
         leanest = _Corner(least, self._objective.x)
-        yield self._program.policy()
+        yield self._variables.policy()
         known, mixes = [most, least], blocks > _FEW
         if mixes:
             for held in self._corners(fastest, leanest, deadline):
-                yield self._program.policy()
+                yield self._variables.policy()
                 known.append(held)
         steps = [math.ceil((most - least) / parts) for parts in (_FOR_MANY if mixes else _FOR_FEW)]
         yield from self._between(sorted(known, reverse=True), steps, deadline)
@@ -153,7 +153,7 @@ class _Search:
                     left.append((above, limit))
                     if held <= best:  # the best within this limit is the one known: nothing is left below it
                         break
-                    yield self._program.policy()
+                    yield self._variables.policy()
                     above = held
                 else:
                     left.append((above, best))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ds_adacc.planner.segments import Op, Segment, Segments
+from ds_adacc.planner.units import By, Bytes, DeductedBytes, check_numbers, combined
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Value:
 
     name: str
     role: str
-    nbytes: int
+    nbytes: Bytes
     producer: int | None
     storable: bool
     on_request: bool = False
@@ -44,9 +46,14 @@ class Event:
 
     name: str
     values: tuple[int, ...]
-    gradient_bytes: int
-    made_bytes: int = 0
-    late_bytes: int = 0
+    gradient_bytes: Bytes
+    made_bytes: DeductedBytes = 0
+    late_bytes: DeductedBytes = 0
+
+    @property
+    def clipped(self) -> Event:
+        """This event with no more bytes made, or late, than of gradients: they are a part of these."""
+        return self.sized(self.gradient_bytes, self.made_bytes, self.late_bytes)
 
     def sized(self, gradient_bytes: int, made_bytes: int, late_bytes: int) -> Event:
         """This event with other bytes. Those made and those late are a part of the gradients, so no more than these."""
@@ -68,14 +75,13 @@ class BlockGraph:
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
     events: tuple[Event, ...]
-    forward_overhead: int = 0
-    carried_bytes: int = 0
+    forward_overhead: Bytes = 0
+    carried_bytes: Bytes = 0
 
     def __post_init__(self) -> None:
-        check_count("forward_overhead", self.forward_overhead)
-        check_count("carried_bytes", self.carried_bytes)
+        check_numbers(self)
         for value in self.values:
-            check_count(f"nbytes of value {value.name!r}", value.nbytes)
+            check_numbers(value, f"value {value.name!r}")
         for index in range(len(self.ops)):
             self._check_op(index)
         for index, value in enumerate(self.values):
@@ -83,6 +89,15 @@ class BlockGraph:
         usable = self.rebuildable_ops
         for event in self.events:
             self._check_event(event, usable)
+
+    @staticmethod
+    def combined(graphs: Sequence[BlockGraph], by: By) -> BlockGraph:
+        """The first of these graphs of one shape, with each number, those of its parts too, as `by` makes it of all."""
+        parts: dict[str, Any] = {
+            name: tuple(combined(each, by) for each in zip(*(getattr(graph, name) for graph in graphs), strict=True))
+            for name in ("values", "ops", "events")
+        }
+        return replace(combined(graphs, by), **parts)
 
     @property
     def saved(self) -> tuple[int, ...]:
@@ -181,7 +196,7 @@ class BlockGraph:
 
     def _check_op(self, index: int) -> None:
         op = self.ops[index]
-        check_count(f"workspace_bytes of op {op.name!r}", op.workspace_bytes)
+        check_numbers(op, f"op {op.name!r}")
         self._check_indices(f"op {op.name!r}", (*op.inputs, *op.outputs))
         for value in op.inputs:
             producer = self.values[value].producer
@@ -211,9 +226,7 @@ class BlockGraph:
             )
 
     def _check_event(self, event: Event, usable: Collection[int]) -> None:
-        check_count(f"gradient_bytes of event {event.name!r}", event.gradient_bytes)
-        check_count(f"made_bytes of event {event.name!r}", event.made_bytes)
-        check_count(f"late_bytes of event {event.name!r}", event.late_bytes)
+        check_numbers(event, f"event {event.name!r}")
         self._check_indices(f"event {event.name!r}", event.values)
         if len(set(event.values)) != len(event.values):
             raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")
@@ -228,9 +241,3 @@ class BlockGraph:
         for index in indices:
             if not 0 <= index < len(self.values):
                 raise ValueError(f"{where} refers to value {index}; valid are 0..{len(self.values) - 1}")
-
-
-def check_count(what: str, count: int) -> None:
-    """ValueError naming `what` unless `count` is a non-negative int."""
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise ValueError(f"{what} is {count!r}; it must be a non-negative int")

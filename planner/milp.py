@@ -17,13 +17,14 @@ from typing import Protocol
 
 import mip
 
-from ds_adacc.planner.graph import BlockGraph, Event
+from ds_adacc.planner.graph import BlockGraph
 from ds_adacc.planner.milp_choices import BlockVariables
 from ds_adacc.planner.milp_memory import BlockMemory
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.profile import BlockType, Profile
 from ds_adacc.planner.simulate import simulate
 from ds_adacc.planner.solution import NoSolutionInTime
+from ds_adacc.planner.units import Bytes, DeductedBytes, combined, numbers
 
 # granules in the largest size: fewer than the inverse of CBC's tolerance, which is 1e-6
 _LARGEST = 2**17
@@ -60,46 +61,16 @@ def granule_of(profiles: Sequence[Profile]) -> int:
 
 
 def in_granules(profile: Profile, granule: int) -> Profile:
-    """The profile with all sizes in granules, rounded up to whole ones."""
-
-    def up(nbytes: int) -> int:
-        return -(-nbytes // granule)
-
-    graph = BlockGraph(
-        tuple(replace(value, nbytes=up(value.nbytes)) for value in profile.graph.values),
-        tuple(replace(op, workspace_bytes=up(op.workspace_bytes)) for op in profile.graph.ops),
-        tuple(
-            # What is subtracted is rounded down.
-            Event(
-                event.name,
-                event.values,
-                up(event.gradient_bytes),
-                event.made_bytes // granule,
-                event.late_bytes // granule,
-            )
-            for event in profile.graph.events
-        ),
-        up(profile.graph.forward_overhead),
-        up(profile.graph.carried_bytes),
-    )
-    codecs = tuple(
-        tuple(
-            replace(o, nbytes=up(o.nbytes), workspace_bytes=up(o.workspace_bytes), moved_bytes=up(o.moved_bytes))
-            for o in offers
-        )
-        for offers in profile.codecs
-    )
-    return replace(profile, graph=graph, codecs=codecs)
+    """The profile with all sizes in granules, rounded up to whole ones. What is subtracted is rounded down."""
+    by = {Bytes: lambda sizes: -(-sizes[0] // granule), DeductedBytes: lambda sizes: sizes[0] // granule}
+    codecs = tuple(tuple(combined([offer], by) for offer in offers) for offers in profile.codecs)
+    return replace(profile, graph=BlockGraph.combined([profile.graph], by), codecs=codecs)
 
 
 def _sizes(profile: Profile) -> Iterator[int]:
-    yield from (profile.graph.forward_overhead, profile.graph.carried_bytes)
-    yield from (value.nbytes for value in profile.graph.values)
-    yield from (op.workspace_bytes for op in profile.graph.ops)
-    for event in profile.graph.events:
-        yield from (event.gradient_bytes, event.made_bytes, event.late_bytes)
-    for offer in itertools.chain.from_iterable(profile.codecs):
-        yield from (offer.nbytes, offer.workspace_bytes, offer.moved_bytes)
+    graph, offers = profile.graph, itertools.chain.from_iterable(profile.codecs)
+    for part in (graph, *graph.values, *graph.ops, *graph.events, *offers):
+        yield from numbers(part, Bytes, DeductedBytes)
 
 
 class Tightens(Protocol):
@@ -117,8 +88,8 @@ class BlockTypeModel:
     """
 
     def __init__(self, model: mip.Model, block_type: BlockType, granule: int, max_gradient_error: float | None) -> None:
-        self.program = BlockVariables(model, in_granules(block_type.profile, granule), max_gradient_error)
-        self.memory = BlockMemory(self.program)
+        self.variables = BlockVariables(model, in_granules(block_type.profile, granule), max_gradient_error)
+        self.memory = BlockMemory(self.variables)
         self._rows: list[tuple[mip.LinExpr, set[int]]] = []
         self._expressions: dict[int, mip.LinExpr] = {}
 
@@ -133,7 +104,7 @@ class BlockTypeModel:
 
     def tighten(self) -> bool:
         """Add constraints for moments at which the model's present solution breaks a limit; False if there are none."""
-        moments = self._moments(self.program.policy())
+        moments = self._moments(self.variables.policy())
         found = 0
         for beside, known in self._rows:
             room = 0.5 - beside.x
@@ -146,17 +117,17 @@ class BlockTypeModel:
         worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_ROWS_AT_ONCE]
         for moment in worst:
             known.add(moment)
-            self.program.model += beside + self._at(moment) <= 0
+            self.variables.model += beside + self._at(moment) <= 0
         return len(worst)
 
     def _moments(self, policy: Policy) -> tuple[int, ...]:
         """The bytes alive at each event of backward, then at each op of forward."""
-        run = simulate(self.program.profile, policy)
+        run = simulate(self.variables.profile, policy)
         return *run.timeline, *run.forward
 
     def _at(self, moment: int) -> mip.LinExpr:
         if moment not in self._expressions:
-            events = len(self.program.profile.graph.events)
+            events = len(self.variables.profile.graph.events)
             backward = moment < events
             self._expressions[moment] = self.memory.at(moment) if backward else self.memory.in_forward(moment - events)
         return self._expressions[moment]

@@ -45,7 +45,7 @@ class BlockVariables:
         """Whether a value is kept as it is."""
         return self.choices.get((value, RETAIN), 0)
 
-    def whole(self, value: int) -> mip.LinExpr:
+    def uncompressed(self, value: int) -> mip.LinExpr:
         """Whether backward finds a value without decompression or replay."""
         return self.retained(value) + mip.xsum([self.choices.get((value, OFFLOAD), 0)])
 
@@ -55,9 +55,9 @@ class BlockVariables:
 
     def stored(self, value: int) -> mip.LinExpr:
         """Whether a value is kept in any form."""
-        return self.whole(value) + self.compressed(value)
+        return self.uncompressed(value) + self.compressed(value)
 
-    def moved(self) -> mip.LinExpr:
+    def host_bytes(self) -> mip.LinExpr:
         """Bytes of one call in host memory."""
         return mip.xsum(offer.moved_bytes * chosen for _, offer, chosen in self._all() if offer.moved_bytes)
 
@@ -115,12 +115,12 @@ class BlockVariables:
 
     def _stalls(self) -> list[mip.Var]:
         """Quanta of the transfers out, and back, beyond the block's own compute, beside which they run."""
-        moved = [(offer, chosen) for _, offer, chosen in self._all() if is_offloaded(offer.codec)]
+        offloaded = [(offer, chosen) for _, offer, chosen in self._all() if is_offloaded(offer.codec)]
         stalls = []
         for field, hidden in zip(("out_seconds", "back_seconds"), self.profile.hiding_seconds, strict=True):
-            if moved:
+            if offloaded:
                 stalls.append(self.model.add_var())
-                transfers = mip.xsum(in_quanta(getattr(offer, field)) * chosen for offer, chosen in moved)
+                transfers = mip.xsum(in_quanta(getattr(offer, field)) * chosen for offer, chosen in offloaded)
                 self.model += stalls[-1] >= transfers - in_quanta(hidden)
         return stalls
 

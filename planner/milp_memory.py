@@ -17,10 +17,10 @@ from ds_adacc.planner.milp_choices import BlockVariables, Expr
 class BlockMemory:
     """Memory of one block as expressions, in the profile's unit of bytes."""
 
-    def __init__(self, program: BlockVariables) -> None:
-        self._program = program
-        self._schedule = program.schedule
-        self._graph = program.profile.graph
+    def __init__(self, variables: BlockVariables) -> None:
+        self._variables = variables
+        self._schedule = variables.schedule
+        self._graph = variables.profile.graph
         self._anys: dict[frozenset, mip.Var] = {}
         self._used = [value for value in range(len(self._graph.values)) if self._schedule.used(value)]
 
@@ -28,8 +28,8 @@ class BlockMemory:
         """Bytes that one call holds between forward and backward (paper, equation 8)."""
         parts: list[Expr] = []
         for index, value in enumerate(self._graph.values):
-            parts.append(value.nbytes * self._program.retained(index))
-            parts.extend(offer.nbytes * var for offer, var in self._program.compressions(index))
+            parts.append(value.nbytes * self._variables.retained(index))
+            parts.extend(offer.nbytes * var for offer, var in self._variables.compressions(index))
         return mip.xsum(parts)
 
     def in_forward(self, number: int) -> mip.LinExpr:
@@ -39,16 +39,16 @@ class BlockMemory:
         for index, (first, last) in enumerate(self._graph.forward_lives):
             if first <= number:
                 full = self._graph.values[index].nbytes
-                parts.append(full if number <= last else full * self._program.whole(index))
-                parts += [offer.payload_bytes * chosen for offer, chosen in self._program.compressions(index)]
+                parts.append(full if number <= last else full * self._variables.uncompressed(index))
+                parts += [offer.payload_bytes * chosen for offer, chosen in self._variables.compressions(index)]
             if first <= number <= last:
-                needs += [offer.workspace_bytes * chosen for offer, chosen in self._program.compressions(index)]
+                needs += [offer.workspace_bytes * chosen for offer, chosen in self._variables.compressions(index)]
         return mip.xsum(parts) + self._most(needs)
 
     def at(self, time: int) -> mip.LinExpr:
         """Bytes alive at an event of backward, with the largest workspace of the codecs and operators at work."""
         for earlier in (time - 1, time):
-            self._program.ran_by_all(earlier)
+            self._variables.ran_by_all(earlier)
         alive = mip.xsum(self._alive(value, time) for value in self._used)
         return alive + self._workspace(time) + self._graph.events[time].gradient_bytes + self._graph.carried_bytes
 
@@ -56,7 +56,7 @@ class BlockMemory:
         codecs = [
             offer.workspace_bytes * (chosen + self._copy(value, time) - 1)
             for value in self._used
-            for offer, chosen in self._program.compressions(value)
+            for offer, chosen in self._variables.compressions(value)
             if offer.workspace_bytes
         ]
         late = self._graph.events[time].late_bytes
@@ -66,14 +66,15 @@ class BlockMemory:
         for op, times in self._schedule.times.items():
             above = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes + late
             if above > 0 and time in times:
-                now = self._program.ran_by(op, time) - self._program.ran_by(op, time - 1)
+                now = self._variables.ran_by(op, time) - self._variables.ran_by(op, time - 1)
                 needs.append(above * now - late)
         return self._most(needs)
 
     def _let_go(self, time: int) -> mip.LinExpr:
         """Bytes of the copies that are gone when an event's step has run."""
         return mip.xsum(
-            self._graph.values[value].nbytes * (1 - self._program.retained(value)) for value in self._graph.let_go(time)
+            self._graph.values[value].nbytes * (1 - self._variables.retained(value))
+            for value in self._graph.let_go(time)
         )
 
     def _most(self, needs: list[Expr]) -> Expr:
@@ -82,9 +83,9 @@ class BlockMemory:
         variable = [need for need in needs if not isinstance(need, int)]
         if not variable:
             return least
-        reserve = self._program.model.add_var(lb=least)
+        reserve = self._variables.model.add_var(lb=least)
         for need in variable:
-            self._program.model += reserve >= need
+            self._variables.model += reserve >= need
         return reserve
 
     def _alive(self, value: int, time: int) -> Expr:
@@ -105,12 +106,13 @@ class BlockMemory:
     def _copy_before_first_event(self, value: int, time: int) -> Expr:
         """The first event that lists it is yet to come.
 
-        The copy is alive if the value was kept whole, if a replay has read it, or if its op has run for another output.
+        The copy is alive if the value was kept uncompressed, if a replay has read it, or if its op has run for another
+        output.
         """
-        program = self._program
-        reasons = [program.whole(value)]
-        reasons += [program.ran_by(op, time) for op in self._schedule.early_readers(value, time)]
-        reasons += [ran - program.compressed(value) for ran in self._made_along(value, time)]
+        variables = self._variables
+        reasons = [variables.uncompressed(value)]
+        reasons += [variables.ran_by(op, time) for op in self._schedule.early_readers(value, time)]
+        reasons += [ran - variables.compressed(value) for ran in self._made_along(value, time)]
         return self._any(reasons)
 
     def _copy_for_replays(self, value: int, time: int) -> Expr:
@@ -118,17 +120,17 @@ class BlockMemory:
 
         The copy is alive if a reader runs now, or if a reader is yet to run and the copy was made earlier.
         """
-        program = self._program
+        variables = self._variables
         early = self._schedule.early_readers(value, time)
         made_along = self._made_along(value, time)
         if not early and not made_along:
-            return program.whole(value)
-        had = [ran - program.stored(value) for ran in made_along]
-        had += [program.whole(value)] if self._graph.values[value].storable else []
+            return variables.uncompressed(value)
+        had = [ran - variables.stored(value) for ran in made_along]
+        had += [variables.uncompressed(value)] if self._graph.values[value].storable else []
         runs_now = [op for op in early if time in self._schedule.times[op]]
-        reasons = [program.ran_by(op, time) - program.ran_by(op, time - 1) for op in runs_now]
+        reasons = [variables.ran_by(op, time) - variables.ran_by(op, time - 1) for op in runs_now]
         for late in self._schedule.late_readers(value, time):
-            others = [program.ran_by(op, time) for op in early if op != late]
+            others = [variables.ran_by(op, time) for op in early if op != late]
             reasons += [was + self._runs_from(late, time) - 1 for was in had + others]
         return self._any([*reasons, *self._retained(value, time)])
 
@@ -136,15 +138,15 @@ class BlockMemory:
         """Bytes of the payload, if it is still held."""
         if time > self._graph.kept_until[value]:
             return 0
-        return mip.xsum(offer.payload_bytes * chosen for offer, chosen in self._program.compressions(value))
+        return mip.xsum(offer.payload_bytes * chosen for offer, chosen in self._variables.compressions(value))
 
     def _retained(self, value: int, time: int) -> list[Expr]:
         """Whether the value is retained, and still held."""
-        return [self._program.retained(value)] if time <= self._graph.kept_until[value] else []
+        return [self._variables.retained(value)] if time <= self._graph.kept_until[value] else []
 
     def _runs_from(self, op: int, time: int) -> mip.LinExpr:
         """Whether an op is replayed at this event or a later one."""
-        return self._program.runs(op) - self._program.ran_by(op, time - 1)
+        return self._variables.runs(op) - self._variables.ran_by(op, time - 1)
 
     def _made_along(self, value: int, time: int) -> list[Expr]:
         """Whether the producer has run by this event, if it can have run for another of its outputs."""
@@ -152,7 +154,7 @@ class BlockMemory:
         if op not in self._schedule.times or self._schedule.latest_run(op, time) is None:
             return []
         several = sum(self._schedule.used(output) for output in self._graph.ops[op].outputs) > 1
-        return [self._program.ran_by(op, time)] if several else []
+        return [self._variables.ran_by(op, time)] if several else []
 
     def _any(self, reasons: list[Expr]) -> Expr:
         """A variable that is 1 if one of `reasons` is, and 0 without reasons. The same reasons share a variable."""
@@ -163,9 +165,9 @@ class BlockMemory:
             return present[0]
         key = frozenset(_key(reason) for reason in present)
         if key not in self._anys:
-            self._anys[key] = self._program.model.add_var(ub=1)
+            self._anys[key] = self._variables.model.add_var(ub=1)
             for reason in present:
-                self._program.model += self._anys[key] >= reason
+                self._variables.model += self._anys[key] >= reason
         return self._anys[key]
 
 

@@ -142,8 +142,8 @@ class PerBlockModel:
             self._model.max_nodes = _NODES
         self._peak.ub = at_most(budget, self._granule)
         most = max(block_type.blocks for block_type in self._problem.block_types)
-        quanta = mip.xsum([run.quanta() for run in self._runs] + [block.program.quanta() for block in self._last])
-        error = mip.xsum([run.error() for run in self._runs] + [block.program.error() for block in self._last])
+        quanta = mip.xsum([run.quanta() for run in self._runs] + [block.variables.quanta() for block in self._last])
+        error = mip.xsum([run.error() for run in self._runs] + [block.variables.error() for block in self._last])
         self._model.objective = mip.minimize(quanta + ties(error, self._held(), 1 / most))
         return optimise(self._model, [self, *self._last], max_seconds)
 
@@ -162,7 +162,7 @@ class PerBlockModel:
         for place, run in zip(self._places, self._runs, strict=True):
             chosen[place] += run.policies()
         for block in self._last:
-            chosen[self._places[-1]].append(block.program.policy())
+            chosen[self._places[-1]].append(block.variables.policy())
         return chosen
 
     def _held(self) -> mip.LinExpr:
@@ -210,4 +210,4 @@ class PerBlockModel:
                 if choice.run.fetched:
                     self._model += self._fetch >= choice.run.fetched * run.taken(choice)
         for block in self._last:
-            self._model += self._fetch >= block.program.moved()
+            self._model += self._fetch >= block.variables.host_bytes()

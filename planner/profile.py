@@ -8,7 +8,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard, overload
 
-from ds_adacc.planner.graph import BlockGraph, check_count
+from ds_adacc.planner.graph import BlockGraph
+from ds_adacc.planner.units import (
+    By,
+    Bytes,
+    Error,
+    GradientError,
+    Guarantee,
+    Seconds,
+    check_count,
+    check_number,
+    check_numbers,
+    combined,
+)
 
 RETAIN = "retain"
 OFFLOAD = "offload"
@@ -71,33 +83,23 @@ class CodecCost:
     """
 
     codec: str
-    nbytes: int
-    compress_seconds: float
-    decompress_seconds: float
-    error: float
-    workspace_bytes: int
-    gradient_error: float = 0.0
-    lossless: bool = False
-    moved_bytes: int = 0
-    out_seconds: float = 0.0
-    back_seconds: float = 0.0
+    nbytes: Bytes
+    compress_seconds: Seconds
+    decompress_seconds: Seconds
+    error: Error
+    workspace_bytes: Bytes
+    gradient_error: GradientError = 0.0
+    lossless: Guarantee = False
+    moved_bytes: Bytes = 0
+    out_seconds: Seconds = 0.0
+    back_seconds: Seconds = 0.0
 
     def __post_init__(self) -> None:
         if self.codec == RETAIN:
             raise ValueError(
                 f"a codec is named {RETAIN!r}, which means that a value is kept as it is: name it otherwise"
             )
-        for field in ("nbytes", "workspace_bytes", "moved_bytes"):
-            check_count(f"{field} of codec {self.codec!r}", getattr(self, field))
-        for field in (
-            "compress_seconds",
-            "decompress_seconds",
-            "error",
-            "gradient_error",
-            "out_seconds",
-            "back_seconds",
-        ):
-            _check_number(f"{field} of codec {self.codec!r}", getattr(self, field))
+        check_numbers(self, f"codec {self.codec!r}")
         if self.lossless and (self.error or self.gradient_error):
             raise ValueError(
                 f"codec {self.codec!r} is lossless, but has error = {self.error} and gradient_error = "
@@ -121,6 +123,13 @@ class CodecCost:
         return self.nbytes + self.moved_bytes
 
 
+def combined_offers(offers: Sequence[Sequence[CodecCost]], by: By) -> tuple[CodecCost, ...]:
+    """One cost of several (see `combined`) for each codec that a value is offered in all of these measurements."""
+    costs_of = [{cost.codec: cost for cost in costs} for costs in offers]
+    shared = (codec for codec in costs_of[0] if all(codec in costs for costs in costs_of))
+    return tuple(combined([costs[codec] for costs in costs_of], by) for codec in shared)
+
+
 @dataclass(frozen=True)
 class Profile:
     """A graph, the replay time of each op in seconds, and what was measured of the codecs of each value.
@@ -133,11 +142,11 @@ class Profile:
     """
 
     graph: BlockGraph
-    op_seconds: tuple[float, ...]
+    op_seconds: tuple[Seconds, ...]
     codecs: tuple[tuple[CodecCost, ...], ...]
-    overlap_seconds: tuple[float, float] = (0.0, 0.0)
+    overlap_seconds: tuple[Seconds, Seconds] = (0.0, 0.0)
     noise: float = 0.0
-    stale_errors: tuple[float, ...] = ()
+    stale_errors: tuple[GradientError, ...] = ()
 
     @property
     def hiding_seconds(self) -> tuple[float, float]:
@@ -148,15 +157,15 @@ class Profile:
     def __post_init__(self) -> None:
         _check_length("op_seconds", len(self.op_seconds), "ops", len(self.graph.ops))
         _check_length("codecs", len(self.codecs), "values", len(self.graph.values))
-        _check_number("noise", self.noise)
+        check_number("noise", self.noise)
         if self.stale_errors:
             _check_length("stale_errors", len(self.stale_errors), "ops", len(self.graph.ops))
         for op, error in zip(self.graph.ops, self.stale_errors, strict=False):
-            _check_number(f"stale_errors of op {op.name!r}", error)
+            check_number(f"stale_errors of op {op.name!r}", error)
         for which, seconds in zip(("forward", "backward"), self.overlap_seconds, strict=True):
-            _check_number(f"overlap_seconds of {which}", seconds)
+            check_number(f"overlap_seconds of {which}", seconds)
         for op, seconds in zip(self.graph.ops, self.op_seconds, strict=True):
-            _check_number(f"op_seconds of op {op.name!r}", seconds)
+            check_number(f"op_seconds of op {op.name!r}", seconds)
         for value, offers in zip(self.graph.values, self.codecs, strict=True):
             names = [offer.codec for offer in offers]
             if len(set(names)) != len(names):
@@ -280,8 +289,3 @@ def _payload_offloaded(cost: CodecCost, link: CodecCost) -> CodecCost:
 def _check_length(what: str, length: int, of: str, expected: int) -> None:
     if length != expected:
         raise ValueError(f"{what} has {length} entries; there are {expected} {of}")
-
-
-def _check_number(what: str, number: float) -> None:
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{what} is {number!r}; it must be finite and non-negative")

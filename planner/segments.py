@@ -12,6 +12,8 @@ import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ds_adacc.planner.units import Bytes, Guarantee
+
 
 @dataclass(frozen=True)
 class Op:
@@ -24,8 +26,8 @@ class Op:
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    replayable: bool
-    workspace_bytes: int = 0
+    replayable: Guarantee
+    workspace_bytes: Bytes = 0
 
 
 @dataclass(frozen=True)

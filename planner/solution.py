@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ds_adacc.planner.graph import check_count
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import Profile
 from ds_adacc.planner.simulate import chosen_codecs
+from ds_adacc.planner.units import check_count
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ class UniformModel:
         self._peak = self._model.add_var()
         held = [block.memory.held() for block in self._blocks]
         self._held = self._total(held)
-        fetch = self._most([block.program.moved() for block in self._blocks])
+        fetch = self._most([block.variables.host_bytes() for block in self._blocks])
         self._model += self._held + fetch <= self._peak
         for block, own in zip(self._blocks, held, strict=True):
             block.watch(self._held - own + fetch, mip.xsum([self._peak]))
@@ -124,8 +124,8 @@ class UniformModel:
         Error and held bytes break ties.
         """
         self._peak.ub = at_most(budget, self._granule)
-        quanta = self._total([block.program.quanta() for block in self._blocks])
-        error = self._total([block.program.error() for block in self._blocks])
+        quanta = self._total([block.variables.quanta() for block in self._blocks])
+        error = self._total([block.variables.error() for block in self._blocks])
         self._model.objective = mip.minimize(quanta + ties(error, self._held))
         return optimise(self._model, self._blocks, max_seconds)
 
@@ -135,7 +135,7 @@ class UniformModel:
 
     def policies(self) -> list[Policy]:
         """The solution found, one policy per block type."""
-        return [block.program.policy() for block in self._blocks]
+        return [block.variables.policy() for block in self._blocks]
 
     def _total(self, expressions: list[mip.LinExpr]) -> mip.LinExpr:
         """The sum over all calls of all block types."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from functools import partial
 
 from ds_adacc import planner
-
-Part = TypeVar("Part", planner.Value, planner.Op, planner.Event, planner.CodecCost)
+from ds_adacc.planner import units
 
 _MOST = 1 << 20  # samples; if so many fit, activations are no limit
 
@@ -62,41 +61,16 @@ class BatchLine:
         return bisect_left(range(1, _MOST), True, key=exceeds)
 
     def _profile(self, batch: int, a: planner.Profile, b: planner.Profile) -> planner.Profile:
-        codecs = tuple(self._codecs(batch, *offers) for offers in zip(a.codecs, b.codecs, strict=True))
-        return replace(a, graph=self._graph(batch, a.graph, b.graph), codecs=codecs)
+        line = partial(self._bytes, batch)
+        by = {units.Bytes: line, units.DeductedBytes: line, units.Guarantee: all}
+        graph = planner.BlockGraph.combined((a.graph, b.graph), by)
+        graph = replace(graph, events=tuple(event.clipped for event in graph.events))
+        codecs = tuple(planner.combined_offers(offers, by) for offers in zip(a.codecs, b.codecs, strict=True))
+        return replace(a, graph=graph, codecs=codecs)
 
-    def _graph(self, batch: int, a: planner.BlockGraph, b: planner.BlockGraph) -> planner.BlockGraph:
-        return planner.BlockGraph(
-            tuple(self._moved(batch, v, w, "nbytes") for v, w in zip(a.values, b.values, strict=True)),
-            tuple(
-                replace(self._moved(batch, o, p, "workspace_bytes"), replayable=o.replayable and p.replayable)
-                for o, p in zip(a.ops, b.ops, strict=True)
-            ),
-            tuple(self._event(batch, e, f) for e, f in zip(a.events, b.events, strict=True)),
-            self._bytes(batch, a.forward_overhead, b.forward_overhead),
-            self._bytes(batch, a.carried_bytes, b.carried_bytes),
-        )
-
-    def _event(self, batch: int, a: planner.Event, b: planner.Event) -> planner.Event:
-        fields = "gradient_bytes", "made_bytes", "late_bytes"
-        return a.sized(**{field: self._bytes(batch, getattr(a, field), getattr(b, field)) for field in fields})
-
-    def _codecs(
-        self, batch: int, a: Sequence[planner.CodecCost], b: Sequence[planner.CodecCost]
-    ) -> tuple[planner.CodecCost, ...]:
-        others = {cost.codec: cost for cost in b}
-        pairs = [(cost, others[cost.codec]) for cost in a if cost.codec in others]
-        return tuple(
-            self._moved(batch, cost, other, "nbytes", "workspace_bytes", "moved_bytes") for cost, other in pairs
-        )
-
-    def _moved(self, batch: int, a: Part, b: Part, *fields: str) -> Part:
-        """`a` with these fields, in bytes, on the line through it and `b`."""
-        return replace(a, **{field: self._bytes(batch, getattr(a, field), getattr(b, field)) for field in fields})
-
-    def _bytes(self, batch: int, a: int, b: int) -> int:
-        """The line through (batches[0], a) and (batches[1], b) at `batch`; no less than 0."""
-        small, large = self.batches
+    def _bytes(self, batch: int, sizes: Sequence[int]) -> int:
+        """The line through these bytes at the two `batches`, at `batch`; no less than 0."""
+        (small, large), (a, b) = self.batches, sizes
         return max(0, a - (b - a) * (small - batch) // (large - small))
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import fmean
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
@@ -13,6 +13,7 @@ from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.plan.plan import Orders
 from ds_adacc.plan.repeated_collectives import Repeatable
+from ds_adacc.planner import units
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,9 @@ def merge_profiles(reports: Sequence[RankReport]) -> planner.Profile:
     """
     profiles = [report.profile for report in reports]
     graph = merged_graph([profile.graph for profile in profiles])
-    seconds = tuple(statistics.fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
-    codecs = tuple(
-        tuple(_mean_cost(costs) for costs in _shared(offers))
-        for offers in zip(*(p.codecs for p in profiles), strict=True)
-    )
+    seconds = tuple(fmean(times) for times in zip(*(p.op_seconds for p in profiles), strict=True))
+    by = {units.Bytes: max, units.Seconds: fmean, units.Error: fmean, units.GradientError: max, units.Guarantee: all}
+    codecs = tuple(planner.combined_offers(offers, by) for offers in zip(*(p.codecs for p in profiles), strict=True))
     overlap = tuple(min(seconds) for seconds in zip(*(p.overlap_seconds for p in profiles), strict=True))
     stale = tuple(map(max, zip(*(p.stale_errors for p in profiles), strict=True)))
     return planner.Profile(graph, seconds, codecs, overlap, max(p.noise for p in profiles), stale)
@@ -121,24 +120,3 @@ def merge_orders(everyone: Sequence[Orders]) -> dict[LiveSet, tuple[str, ...]]:
     sets = {names for orders in everyone for names in orders}
     known = {names: {orders[names] for orders in everyone if names in orders} for names in sets}
     return {names: found.pop() for names, found in known.items() if len(found) == 1}
-
-
-def _shared(offers: Sequence[Sequence[planner.CodecCost]]) -> list[list[planner.CodecCost]]:
-    """The costs on all ranks, for each codec that every rank offers for a value."""
-    by_name = [{cost.codec: cost for cost in costs} for costs in offers]
-    return [[costs[name] for costs in by_name] for name in by_name[0] if all(name in costs for costs in by_name)]
-
-
-def _mean_cost(costs: Sequence[planner.CodecCost]) -> planner.CodecCost:
-    return replace(
-        costs[0],
-        nbytes=max(cost.nbytes for cost in costs),
-        workspace_bytes=max(cost.workspace_bytes for cost in costs),
-        compress_seconds=statistics.fmean(cost.compress_seconds for cost in costs),
-        decompress_seconds=statistics.fmean(cost.decompress_seconds for cost in costs),
-        error=statistics.fmean(cost.error for cost in costs),
-        gradient_error=max(cost.gradient_error for cost in costs),
-        moved_bytes=max(cost.moved_bytes for cost in costs),
-        out_seconds=statistics.fmean(cost.out_seconds for cost in costs),
-        back_seconds=statistics.fmean(cost.back_seconds for cost in costs),
-    )

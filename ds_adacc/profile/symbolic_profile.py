@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
+from ds_adacc.planner import units
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.whole_profile import whole_graph
 from ds_adacc.program.formula import Variables
@@ -92,26 +93,28 @@ class _Between:
 
     def _sized_graph(self, own: Sequence[_Line], everything: _Line) -> planner.BlockGraph:
         """The graph with the bytes that were measured. `own`: how those of each operator follow its values."""
-        one, other = self.one.graph, self.other.graph
         bytes_on = _Line.whole if self.by_data is None else _Line.most
-        ops = tuple(
-            replace(op, workspace_bytes=bytes_on(along, (a.workspace_bytes, b.workspace_bytes)))
-            for op, along, a, b in zip(self.graph.ops, own, one.ops, other.ops, strict=True)
+
+        def by(along: _Line) -> units.By:
+            # the first size is of the wanted graph, in which none is measured
+            return dict.fromkeys((units.Bytes, units.DeductedBytes), lambda sizes: bytes_on(along, sizes[1:]))
+
+        graphs = self.graph, self.one.graph, self.other.graph
+        ops, events = zip(own, *(g.ops for g in graphs), strict=True), zip(*(g.events for g in graphs), strict=True)
+        return replace(
+            self.graph,
+            ops=tuple(units.combined(each, by(along)) for along, *each in ops),
+            events=tuple(units.combined(each, by(everything)).clipped for each in events),
+            forward_overhead=bytes_on(everything, [graph.forward_overhead for graph in graphs[1:]]),
         )
-        events = []
-        for event, *each in zip(self.graph.events, one.events, other.events, strict=True):
-            nbytes = ((e.gradient_bytes, e.made_bytes, e.late_bytes) for e in each)
-            events.append(event.sized(*(bytes_on(everything, pair) for pair in zip(*nbytes, strict=True))))
-        overhead = bytes_on(everything, (one.forward_overhead, other.forward_overhead))
-        return replace(self.graph, ops=ops, events=tuple(events), forward_overhead=overhead)
 
     def _offers(self, value: int, has_same_channels: bool) -> tuple[planner.CodecCost, ...]:
         """What both profiles offer for a value."""
-        of_other = {cost.codec: cost for cost in self.other.codecs[value]}
-        both = [cost for cost in self.one.codecs[value] if cost.codec in of_other]
-        if not has_same_channels:
-            both = [cost for cost in both if not separates_outliers(cost.codec)]
-        return tuple(_offer(cost, of_other[cost.codec], self._line([value])) for cost in both)
+        along = self._line([value])
+        by = {units.Bytes: along.whole, units.Seconds: along.at}
+        by |= {units.Error: max, units.GradientError: max, units.Guarantee: all}
+        both = planner.combined_offers((self.one.codecs[value], self.other.codecs[value]), by)
+        return tuple(cost for cost in both if has_same_channels or not separates_outliers(cost.codec))
 
 
 @dataclass(frozen=True)
@@ -153,22 +156,6 @@ class _Line:
         pairs = zip(self.measured, numbers, strict=True)
         ratio = max((Fraction(number, each) for each, number in pairs if each), default=Fraction(0))
         return max(self.whole(numbers), math.ceil(ratio * self.wanted))
-
-
-def _offer(one: planner.CodecCost, other: planner.CodecCost, along: _Line) -> planner.CodecCost:
-    """What a codec costs that was measured at two sizes."""
-    return replace(
-        one,
-        nbytes=along.whole((one.nbytes, other.nbytes)),
-        compress_seconds=along.at((one.compress_seconds, other.compress_seconds)),
-        decompress_seconds=along.at((one.decompress_seconds, other.decompress_seconds)),
-        error=max(one.error, other.error),
-        workspace_bytes=along.whole((one.workspace_bytes, other.workspace_bytes)),
-        lossless=one.lossless and other.lossless,
-        moved_bytes=along.whole((one.moved_bytes, other.moved_bytes)),
-        out_seconds=along.at((one.out_seconds, other.out_seconds)),
-        back_seconds=along.at((one.back_seconds, other.back_seconds)),
-    )
 
 
 def _given_bytes(recording: Recording) -> int:
