@@ -210,13 +210,12 @@ class Adopter:
             return program.origin
         if program is None or name in agreement.agreed_types:
             return agreement.origin(name)
-        planned = (each for each in reversed(agreement.agreed_types) if each not in agreement.origins)
+        planned = reversed(agreement.planned_types)
         return next((each for each in planned if self._symbolic_types.of(each) is program), name)
 
     def _adoptable(self, names: Collection[str]) -> list[str]:
         """Those of the block types that no rank has planned for. What the ranks have planned stays the same on all."""
-        agreement = self._agreement
-        return [name for name in sorted(names) if name in agreement.origins or name not in agreement.agreed_types]
+        return sorted({*names} - self._agreement.planned_types.keys())
 
     def _adopt(self, known: KnownType, like: str, alive: int = 0) -> bool:
         agreement = self._agreement

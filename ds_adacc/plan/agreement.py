@@ -45,18 +45,11 @@ class AgreementState:
 
 
 class Agreement:
-    """The block types that this rank has run, and the policies in force, which are the same on every rank.
+    """The block types that this rank has run, and the policies in force.
 
-    By their digests, `known_types` are those that this rank has run, and `agreed_types` those that the ranks have
-    planned for; the policies of a type that this rank has not run yet are kept until it runs. `live_sets`: what was
-    planned for; `unfit`: those for which no plan is known that fits. `passes`: the calls alive at once. `inputs` says
-    how the block inputs that a policy retains are to be held (see `placement`). `origins`: of each block type whose
-    policies were adopted from another size of its program, that other block type; the one used last comes last.
-    `unpriced`: those of them whose peak beside the largest sizes of other programs is not known; it is computed for
-    each live set that has one. `reindexed`: the types in which a block's index has changed on this rank since the last
-    plan. Errors are stored by index, so this block would get another one's. `repeated`: the names of the blocks of
-    which all ranks run a second forward, with its collectives (`repeated_collectives`). A `Coordinator` changes all of
-    this on all ranks at once; an `Adopter` adds adopted types on its rank.
+    What was planned is the same on every rank: a `Coordinator` changes it on all of them at once. What was adopted, at
+    input sizes for which nothing was planned, is this rank's own: an `Adopter` adds it. `inputs` says how the block
+    inputs that a policy retains are to be held (see `placement`).
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
@@ -71,7 +64,7 @@ class Agreement:
     def state(self) -> AgreementState:
         """The state to save in a checkpoint."""
         orders = tuple(self.forward_order.orders.items())
-        agreed = tuple(each for name, each in self.agreed_types.items() if name not in self.origins)
+        agreed = tuple(self.planned_types.values())
         errors = tuple(self.approvals.blocks.items())
         repeated = tuple(sorted(self.repeated))
         return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors, repeated)
@@ -81,16 +74,31 @@ class Agreement:
 
         `indices` holds, for each block, what `ForwardOrder.indices` returned.
         """
+        # By digest: the block types that this rank has run, and those that have policies, planned or adopted. The
+        # policies of a type that this rank has not run yet are kept until it runs.
         self.known_types: dict[str, KnownType] = {}
         self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
+        # Of each type whose policies were adopted, the type of another size of its program that they were planned for.
+        # The one used last comes last.
         self.origins: OrderedDict[str, str] = OrderedDict()
+        # Those of them whose peak beside the largest sizes of other programs is not known: it is computed for each live
+        # set that has one.
         self.unpriced: set[str] = set()
-        self.passes = Passes()
+        self.passes = Passes()  # the calls alive at once
+        # The live sets that were planned for, and those for which no plan is known that fits.
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
+        # The types in which a block's index has changed on this rank since the last plan. Errors are stored by index,
+        # so this block would get another one's.
         self.reindexed: set[str] = set()
         self.approvals.blocks = dict(state.errors)
+        # The names of the blocks of which all ranks run a second forward, with its collectives.
         self.repeated = frozenset(state.repeated)
         self.forward_order.restore(dict(state.orders), indices)
+
+    @property
+    def planned_types(self) -> dict[str, AgreedType]:
+        """The types that were planned for, the same on every rank: those planned last come last."""
+        return {name: agreed for name, agreed in self.agreed_types.items() if name not in self.origins}
 
     def add(self, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
@@ -146,8 +154,9 @@ class Agreement:
     @property
     def grown(self) -> set[str]:
         """The block types of which more calls were alive at once than the ranks have planned for."""
-        known = ((name, known) for name, known in self.known_types.items() if name not in self.origins)
-        return {name for name, known in known if known.agreed is not None and known.count > known.agreed.spec.count}
+        planned = self.planned_types
+        known = ((name, known) for name, known in self.known_types.items() if name in planned)
+        return {name for name, known in known if known.count > planned[name].spec.count}
 
     def alive(self, names: Collection[str]) -> Alive:
         """The most calls of these block types that were alive at once so far, each for itself."""
@@ -158,8 +167,8 @@ class Agreement:
 
         Adopted policies are not among them: each rank adopts its own.
         """
-        planned = (digest for digest in digests if digest in self.agreed_types and digest not in self.origins)
-        return {digest: self.agreed_types[digest].policies for digest in planned}
+        planned = self.planned_types
+        return {digest: planned[digest].policies for digest in digests if digest in planned}
 
     def runs(self, digest: str, policies: TypePolicies) -> bool:
         """Whether these policies are in force for the block type."""
@@ -271,8 +280,7 @@ class Agreement:
             self.origins.pop(each.spec.name, None)
             self.unpriced.discard(each.spec.name)
             self.agreed_types[each.spec.name] = each
-        planned = [name for name in self.agreed_types if name not in self.origins]
-        for name in planned[: -max(_REMEMBERED, len(agreed))]:
+        for name in [*self.planned_types][: -max(_REMEMBERED, len(agreed))]:
             del self.agreed_types[name]
         self.forward_order.forget_all_but(self.agreed_types)
         self.approvals.forget_all_but(self.agreed_types)

@@ -99,7 +99,7 @@ class Coordinator:
         agreement.set_agreed(agreed)
         agreement.repeated = by_all.repeated(agreement.repeated, agreed)
         self._remember((*(names for names in live if not names & touched), *sets), plan)
-        agreement.forget_planned(by_all.superseded(agreed, agreement.agreed_types.keys() - agreement.origins.keys()))
+        agreement.forget_planned(by_all.superseded(agreed, agreement.planned_types.keys()))
         return plan
 
     def _warn(self, plan: Plan) -> None:
