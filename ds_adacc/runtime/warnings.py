@@ -65,13 +65,10 @@ class Warnings:
         """The block runs operators under torch.compile that no graph tells of."""
         self._tell(
             block,
-            "block %s runs operators under torch.compile that no graph tells of, so that the next call may run others. "
-            "What they and those after them save is retained, compressed or offloaded, never recomputed. torch.compile "
-            "has made no graph there: because it has given up (torch._dynamo.config.recompile_limit), or the code is a "
-            "single layer of torch.nn, or a function between two graphs, or runs under torch.no_grad. Or it makes a "
-            "tensor of a float: of one that varies, or with dynamic=True of each. TORCH_LOGS=graph_breaks,recompiles "
-            "shows where. To have them recomputed, compile the block as a whole; give it a float that varies as a "
-            "tensor, and with dynamic=True set torch._dynamo.config.specialize_float = True; or do not compile it",
+            "block %s runs operators under torch.compile that no graph tells of. The next call may run others, so what "
+            "they and those after them save is retained, compressed or offloaded, never recomputed. "
+            "TORCH_LOGS=graph_breaks,recompiles shows where. To have them recomputed, compile the block as a whole, or "
+            'do not compile it. LIMITS.md says what the causes are, under "Compiled blocks"',
         )
 
     def never_recomputed(self, block: Block, what: str, reason: str) -> None:
