@@ -264,18 +264,16 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
-    wrap_again = unwrap_blocks(checkpointing.registry.own_modules(engine.module))
-    wrap_blocks(blocks, runtime)
-    try:
+    with ExitStack() as undo:
+        undo.callback(unwrap_blocks(checkpointing.registry.own_modules(engine.module)))  # it wraps them again
+        undo.callback(unwrap_blocks, blocks.values())
+        wrap_blocks(blocks, runtime)
+        undo.callback(checkpointing.registry.unregister, runtime)
         checkpointing.registry.register(runtime, engine.module)  # raises what the user's mpu raises
+        undo.callback(vars(engine).pop, "adacc", None)  # so that another `attach` does not find it attached
         engine.adacc = Adacc(section, runtime, blocks, compact)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
-    except BaseException:
-        unwrap_blocks(blocks.values())
-        wrap_again()
-        checkpointing.registry.unregister(runtime)
-        vars(engine).pop("adacc", None)  # so that another `attach` does not find it attached
-        raise
+        undo.pop_all()
     # Not the model: torch.compile would compile the hook too.
     runtime.agreement.budget.begin_with(engine)
     take_over_gradient_checkpointing(engine.module, blocks)
