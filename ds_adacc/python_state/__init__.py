@@ -18,6 +18,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `code_places`: which of them the names in a function's code tell of.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
   applies Functions and calls collectives.
+* `callers`: who calls what runs then: a compiler, an import, or ds_adacc itself.
 * `function_watch`: follows the calls of `autograd.Function`s while a block is recorded.
 * `collector`: keeps Python's collector of garbage from running meanwhile.
 * `python_reads`: what a kernel in Python reads besides its arguments: it must not change before backward.

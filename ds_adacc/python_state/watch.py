@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,14 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
+from ds_adacc.python_state.callers import (
+    COMPILED_CODE,
+    calls_under_way,
+    is_import,
+    is_of_compiler,
+    is_ours,
+    is_random_of_no_account,
+)
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
 from ds_adacc.python_state.code_places import RANDOM, CodePlaces, is_put_back
 from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
@@ -35,10 +43,6 @@ _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", 
 _LAUNCHES = frozenset({"run", "runner", "__call__"})
 _MAKERS = frozenset({"tensor", "as_tensor", "new_tensor"})  # functions of torch that make a tensor of a number
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
-COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
-_COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
-_MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
-_STATE = frozenset({"getstate", "setstate"})  # of Python's generator
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
@@ -263,12 +267,12 @@ class Watch:
         module, name = str(frame.f_globals.get("__name__")), frame.f_code.co_name
         places = None
         is_kept = True  # what a compiler calls, the block may call later, and reads it then
-        if name == "<module>" and _is_import(frame):
+        if name == "<module>" and is_import(frame):
             self._importing = frame
-        elif "__name__" not in frame.f_globals and COMPILED_CODE in _calls(frame):
+        elif "__name__" not in frame.f_globals and COMPILED_CODE in calls_under_way(frame):
             pass  # torch.compile has generated it, and checks by itself whether what it reads has changed
         elif not is_library(module) or module in _READABLE_LIBRARIES:
-            is_kept = not _is_of_compiler(_calls(frame))
+            is_kept = not is_of_compiler(calls_under_way(frame))
             places = self._places_of(frame) if is_kept else None
         is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
@@ -283,25 +287,25 @@ class Watch:
         owner: Any = getattr(called, "__self__", None)
         name = called.__name__
         if reads_data(owner, name):
-            if not _is_ours(frame):
+            if not is_ours(frame):
                 self._listener.note_read()
                 if writes_data(owner, name):
                     self._listener.note_write(owner)
         elif hands_over_work(owner, name):
-            if not _is_of_compiler(_calls(frame)):
+            if not is_of_compiler(calls_under_way(frame)):
                 self._listener.note_read()
                 self._note_address(None)
         elif name in _HOOKS and isinstance(owner, torch.Tensor | torch.autograd.graph.Node):
-            if not _is_of_compiler(_calls(frame)):  # AOTAutograd sets some while it traces the block
+            if not is_of_compiler(calls_under_way(frame)):  # AOTAutograd sets some while it traces the block
                 self._listener.note_hook()
         elif name in _ADDRESSES or _is_of_extension(owner, called):
-            if not _is_ours(frame):
+            if not is_ours(frame):
                 self._note_address(owner)
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
             is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
-            if is_read or (source in RANDOM and not _is_of_no_account(frame, name)):
+            if is_read or (source in RANDOM and not is_random_of_no_account(frame, name)):
                 what = f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
                 self.sources.setdefault(what, is_put_back(owner))
             elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
@@ -338,11 +342,6 @@ class _Paused:
         self._watch.resume()
 
 
-def _is_import(frame: types.FrameType) -> bool:
-    """Whether a module's code runs because the module is imported, and not what `eval` or `exec` is given."""
-    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "importlib._bootstrap"
-
-
 @functools.lru_cache(4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
     """The names in the code, and its texts: those of a pattern in `match` are in a tuple."""
@@ -356,45 +355,9 @@ def _is_of_extension(owner: Any, called: Any) -> bool:
     return is_pybinds and str(called.__module__).partition(".")[0] not in TRUSTED
 
 
-def _is_of_no_account(frame: types.FrameType | None, called: str) -> bool:
-    """Whether what is drawn at random, by the function `called`, has no part in the block's values.
-
-    A temporary file is named at random: Triton's compiler writes some when a kernel first runs. torch.compile keeps the
-    state of Python's generator: in Python or, as it looks at a function, in C. And its compilers draw at random too.
-    But with what Dynamo draws in place of a function of the user's, the block computes.
-    """
-    calls = _calls(frame)
-    caller = next((module for module, _ in calls if module != "random"), "")
-    is_dynamo = COMPILED_CODE in calls or caller.startswith("torch._dynamo.")
-    keeps_state = is_dynamo and not _STATE.isdisjoint((calls[0][1], called))
-    is_temporary = any(module == "tempfile" for module, _ in calls)
-    return keeps_state or is_temporary or _is_of_compiler(calls)
-
-
-def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
-    """Whether a compiler is at work, and no code that it has made has called what runs now."""
-    nearest = next((module for module, _ in calls if module.startswith(_COMPILERS)), "")
-    return nearest != "" and not nearest.startswith(_MADE_BY_COMPILERS)
-
-
-def _calls(frame: types.FrameType | None) -> list[tuple[str, str]]:
-    """Python module and function of each call under way, the innermost first."""
-    calls = []
-    while frame is not None:
-        calls.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
-        frame = frame.f_back
-    return calls
-
-
-def _is_ours(frame: types.FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] == "ds_adacc"
-
-
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-_PARTS = (reads_data, writes_data, hands_over_work, _is_of_extension)
-_PARTS += (_is_of_no_account, _is_of_compiler, _calls, _is_import, _is_ours)
-for _each in (*vars(Watch).values(), *_PARTS):
+for _each in (*vars(Watch).values(), reads_data, writes_data, hands_over_work, _is_of_extension):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)
