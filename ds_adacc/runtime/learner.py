@@ -131,7 +131,7 @@ class Learner:
                 f"checkpointing. But on this rank a call of it cannot be recorded: {reason}. Call it so that it can "
                 "be, or without a checkpoint"
             )
-        self._plain.warn(block, reason, signature.is_asked, is_of_call=True)
+        self._plain.warn(called.incoming.as_plain, reason, is_of_call=True)
         block.add(signature, Variant.failed(called.guards, block.latest(signature)))
 
     def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -22,10 +21,10 @@ from ds_adacc.program.signature import why_unhooked
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.runtime.incoming import PlainCall, Run
 from ds_adacc.runtime.second_forwards import kept_gathered, undisturbing
 from ds_adacc.runtime.warnings import Warnings
 
-Run = functools.partial[Any]  # the function of a call, with its arguments
 _ADVICE = (
     ". To save memory there, call it by ds_adacc.checkpointing.checkpoint, or enable the gradient checkpointing of "
     "transformers: torch.utils.checkpoint then runs it"
@@ -41,43 +40,44 @@ class PlainCalls:
         self._warnings = warnings
         self._inside = inside
 
-    def fall_back(self, block: Block, reason: str, run: Run, is_asked: bool, is_of_call: bool = False) -> Any:
-        """Run a call of the block that cannot be planned, and warn of the reason.
+    def fall_back(self, call: PlainCall, reason: str, is_of_call: bool = False) -> Any:
+        """Run a call that cannot be planned, and warn of the reason.
 
-        `is_asked`: as of `Signature`. `is_of_call`: the call itself may have brought the reason, as by its data.
+        `is_of_call`: the call itself may have brought the reason, as by its data, so other ranks may plan theirs.
         """
-        self.warn(block, reason, is_asked, is_of_call)
-        return self.run(block, run, is_asked, is_of_call)
+        self.warn(call, reason, is_of_call)
+        return self.run(call, is_of_call)
 
-    def run_on_this_rank(self, block: Block, reason: str, run: Run, is_asked: bool) -> Any:
+    def run_on_this_rank(self, call: PlainCall, reason: str) -> Any:
         """Run a call that other ranks may run as planned: its collectives are called again only if theirs are.
 
         Raises RuntimeError as `InputPlacement.refuse_alone` does.
         """
-        self._agreement.inputs.refuse_alone(block.name, reason)
-        if self._is_repeated(block, is_asked):
-            self._warnings.as_on_other_ranks(block, reason)
-            return self._again_as_others(block, run)
-        self._warnings.fallen_back(block, reason, is_checkpointed=False)
-        return run()
+        self._agreement.inputs.refuse_alone(call.block.name, reason)
+        if self._is_repeated(call):
+            self._warnings.as_on_other_ranks(call.block, reason)
+            return self._again_as_others(call.block, call.run)
+        self._warnings.fallen_back(call.block, reason, is_checkpointed=False)
+        return call.run()
 
-    def warn(self, block: Block, reason: str, is_asked: bool, is_of_call: bool) -> None:
+    def warn(self, call: PlainCall, reason: str, is_of_call: bool) -> None:
         """Tell the user how such a call runs, and why."""
-        if is_of_call and self._is_repeated(block, is_asked):
-            self._warnings.as_on_other_ranks(block, reason)
+        if is_of_call and self._is_repeated(call):
+            self._warnings.as_on_other_ranks(call.block, reason)
             return
         may_be = _may_be_checkpointed(is_of_call)
-        self._warnings.fallen_back(block, reason, is_asked and may_be, _ADVICE if may_be and not is_asked else "")
+        advice = _ADVICE if may_be and not call.is_asked else ""
+        self._warnings.fallen_back(call.block, reason, call.is_asked and may_be, advice)
 
-    def run(self, block: Block, run: Run, is_asked: bool, is_of_call: bool) -> Any:
+    def run(self, call: PlainCall, is_of_call: bool) -> Any:
         """Run such a call, without a warning."""
-        if is_of_call and self._is_repeated(block, is_asked):
-            return self._again_as_others(block, run)
-        return self._checkpointed(run) if is_asked and _may_be_checkpointed(is_of_call) else run()
+        if is_of_call and self._is_repeated(call):
+            return self._again_as_others(call.block, call.run)
+        return self._checkpointed(call.run) if call.is_asked and _may_be_checkpointed(is_of_call) else call.run()
 
-    def _is_repeated(self, block: Block, is_asked: bool) -> bool:
+    def _is_repeated(self, call: PlainCall) -> bool:
         """Whether all ranks run a second forward of the block, with its collectives (Rule T8)."""
-        return is_asked and block.name in self._agreement.repeated and why_unhooked() is None
+        return call.is_asked and call.block.name in self._agreement.repeated and why_unhooked() is None
 
     def _again_as_others(self, block: Block, run: Run) -> Any:
         """Run the call, and have backward run it again at the same place as on the other ranks."""

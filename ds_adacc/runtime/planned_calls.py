@@ -66,7 +66,7 @@ class PlannedCalls:
         """Run the call, and pack what its forward saves."""
         if not variant.is_recorded:
             self._binder.pass_over()
-            return self._plain.run(incoming.block, incoming.call.run, incoming.signature.is_asked, is_of_call=True)
+            return self._plain.run(incoming.as_plain, is_of_call=True)
         block, bound = incoming.block, variant.bound
         if bound.prefetcher is None:
             self._binder.pass_over()
@@ -78,9 +78,7 @@ class PlannedCalls:
         is_watched = step.observer is not None or step.is_tracking or variant.trial is not None
         if reason is not None or (bound.is_trivial and not is_watched):
             alive = step.current_pass.begin_call(variant.digest)
-            run = incoming.call.run
-            is_asked = incoming.signature.is_asked
-            output = run() if reason is None else self._plain.run_on_this_rank(block, reason, run, is_asked)
+            output = incoming.call.run() if reason is None else self._plain.run_on_this_rank(incoming.as_plain, reason)
             step.current_pass.note_plain(alive, output)
             if bound.recording.runs_compiled:
                 block.note_known_graphs()

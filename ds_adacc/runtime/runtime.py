@@ -44,7 +44,7 @@ from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.asked import Asked
 from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
-from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.incoming import Incoming, PlainCall
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
@@ -137,12 +137,12 @@ class Runtime:
         if self._holds_nothing(block):
             return run()
         if self._threads:
-            return self._plain.run_on_this_rank(block, _OTHER_THREAD, run, is_asked)
+            return self._plain.run_on_this_rank(PlainCall(block, run, is_asked), _OTHER_THREAD)
         reason = surroundings()
         if reason is not None:
             if not self.recordings:
                 refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-            return self._plain.fall_back(block, reason, run, is_asked)
+            return self._plain.fall_back(PlainCall(block, run, is_asked), reason)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
         # What the call is given: `tensors` in its arguments and in what the function reaches, `inner` ones in objects
@@ -152,7 +152,7 @@ class Runtime:
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
-            return self._plain.fall_back(block, reason, run, is_asked, is_of_call=True)
+            return self._plain.fall_back(PlainCall(block, run, is_asked), reason, is_of_call=True)
         self.calls += 1
         if not (block.begins_gradient or _require_gradient(chain(tensors, inner, closure.parameters))):
             output = run()
@@ -169,7 +169,7 @@ class Runtime:
                 return self._run_exclusively(block, key, getattr(owner, "training", None), call, is_asked)
         finally:
             self._threads.remove(thread)
-        return self._plain.run_on_this_rank(block, _OTHER_THREAD, run, is_asked)
+        return self._plain.run_on_this_rank(PlainCall(block, run, is_asked), _OTHER_THREAD)
 
     def _run_exclusively(
         self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool
@@ -180,7 +180,7 @@ class Runtime:
             try:
                 reading, held = call.closure.read(marks_of(block.places), block.last_reading)
             except UnreadableModule as reason:
-                return self._plain.fall_back(block, str(reason), call.run, is_asked)
+                return self._plain.fall_back(PlainCall(block, call.run, is_asked), str(reason))
             block.last_reading = reading
             shared = aliases(call.inputs, [*call.inner, *held])
             held_before = self.controller.held_before(call.inputs)
@@ -211,10 +211,9 @@ class Runtime:
             if reason is None:
                 return self._record(incoming)
             if variant is None:
-                block, run, is_asked = incoming.block, incoming.call.run, incoming.signature.is_asked
                 if (of_this_rank := Watch.refusal()) is not None:
-                    return self._plain.run_on_this_rank(block, of_this_rank, run, is_asked)
-                return self._plain.fall_back(block, reason, run, is_asked)
+                    return self._plain.run_on_this_rank(incoming.as_plain, of_this_rank)
+                return self._plain.fall_back(incoming.as_plain, reason)
         return self._planned.run(incoming, variant)
 
     def _predict(self, incoming: Incoming) -> Variant | None:
