@@ -1,6 +1,7 @@
 """The table of a plan fits on a screen, whatever the model; what it leaves out is in the journal."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,6 +65,20 @@ def test_the_values_and_block_types_that_hold_most_are_kept():
     assert "mlp.fc39 out" in shown and "mlp.fc0 out" not in shown
     assert any("smaller values" in row for row in shown) and any("other policies" in row for row in shown)
     assert shown[-2] == "13 more"
+
+
+def test_a_remark_says_of_which_blocks_it_is_and_stays_within_the_table():
+    remark = "it depends on sys.modules, which ds_adacc cannot watch: nothing of it is recomputed"
+    one, other = made("a.0 (Encoder)", operators=9), made("b.0 (Decoder)")
+    doubted = replace(one, remarks=(remark,))
+    wrapped = [
+        "  a.0 (Encoder): it depends on sys.modules, which ds_adacc cannot watch: nothing",
+        "  of it is recomputed",
+    ]
+    lines = plain(brief_tables([doubted, other])).splitlines()
+    assert lines[-len(wrapped) - 1 : -1] == wrapped  # a hint follows
+    text = plain(brief_tables([doubted]))
+    assert text.count("it depends on") == 1 and "a.0 (Encoder): it depends" not in text
 
 
 def test_layers_of_like_plans_are_one():
