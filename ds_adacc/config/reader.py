@@ -22,6 +22,7 @@ _EXAMPLES = {  # of nested sections
     "solver": '{"max_seconds": 10}',
     "compact": '{"rank": 0.25}',
 }
+_UNMISTAKABLE = ("memory_budget", "max_gradient_error", "zscore_threshold", "rectifier")  # no one else has such a key
 _TYPES = {  # by pydantic's name of the error
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
@@ -49,6 +50,8 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
         for key, value in document.items()
         if key != SECTION and isinstance(value, Mapping) and SECTION in value
     ]
+    if SECTION in document:
+        problems += [f"{key}: the key belongs within {SECTION!r}" for key in document if key in _UNMISTAKABLE]
     section = document.get(SECTION, {})
     config = None
     if not isinstance(section, Mapping):

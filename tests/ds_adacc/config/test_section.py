@@ -294,6 +294,13 @@ def test_a_role_without_codecs_is_told_how_to_say_so(value):
     assert message.endswith("; a role that is left out is never compressed")
 
 
+def test_a_key_beside_the_section_is_told_to_move_into_it():
+    with pytest.raises(ConfigError) as error:
+        load({"adacc": {"codecs": "none"}, "memory_budget": 0.4, "train_batch_size": 8})
+    assert str(error.value) == "memory_budget: the key belongs within 'adacc'"
+    assert load({"memory_budget": 0.4}) is None  # without the section it is not ours
+
+
 def test_what_breaks_a_file_is_said_as_json_says_it(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text('{"adacc": {"enabled": True}}')
