@@ -246,4 +246,5 @@ def _cache() -> str:
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         remedy = "set XDG_CACHE_HOME to a folder that you may write to"
         raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal", remedy)
-    return f"{size['path']}, {human_bytes(size['bytes'])}, {size['profiles']} profiles"
+    count = size["profiles"]
+    return f"{size['path']}, {human_bytes(size['bytes'])}, {count} profile{'' if count == 1 else 's'}"

@@ -57,7 +57,7 @@ class Factory:
         self.text = text
         module, colon, name = text.partition(":")
         if not (module and colon and name):
-            raise BadInput(f"factory {text!r}: must be MODULE:FUNCTION, such as train:make")
+            raise BadInput(f"function {text!r}: must be MODULE:FUNCTION, such as big:make")
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
@@ -65,22 +65,22 @@ class Factory:
         except Exception as error:
             reason = _told(error)
             hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
-            raise BadInput(f"factory {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
+            raise BadInput(f"function {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         function = getattr(imported, name, None)
         if not callable(function):
             near = difflib.get_close_matches(name, [n for n, v in vars(imported).items() if callable(v)], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise BadInput(f"factory {text!r}: module {module!r} has no function {name!r}{hint}")
+            raise BadInput(f"function {text!r}: module {module!r} has no function {name!r}{hint}")
         self._function = function
         try:
             self._signature = inspect.signature(self._function)
         except ValueError as error:  # a builtin
-            raise BadInput(f"factory {text!r}: {error}") from error
+            raise BadInput(f"function {text!r}: {error}") from error
         try:
             self._signature.bind(1)
         except TypeError as error:
             wanted = "it must take the micro-batch size as its only argument, as in `def make(batch)`"
-            raise BadInput(f"factory {text!r} is {name}{self._signature}; {wanted}") from error
+            raise BadInput(f"function {text!r} is {name}{self._signature}; {wanted}") from error
 
     @property
     def default_batch(self) -> int | None:
@@ -94,7 +94,7 @@ class Factory:
         try:
             made = self._function(batch)
         except Exception as error:
-            raise BadInput(f"factory {self.text!r} raised {_told(error)}") from error
+            raise BadInput(f"function {self.text!r} raised {_told(error)}") from error
         match made:
             case (nn.Module() as model, torch.Tensor() as tensor):
                 return model, (tensor,), {}
@@ -104,7 +104,7 @@ class Factory:
                 return model, (), inputs
         shown = f"({', '.join(type(m).__name__ for m in made)})" if isinstance(made, tuple) else type(made).__name__
         wanted = "(model, inputs): an nn.Module, and the arguments of its forward as a tensor, a tuple or a dict"
-        raise BadInput(f"factory {self.text!r} returned {shown}; it must return {wanted}")
+        raise BadInput(f"function {self.text!r} returned {shown}; it must return {wanted}")
 
 
 def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
@@ -125,7 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         loss.backward()
         runtime.controller.end_backward()
     except Exception as error:
-        where = f"factory {factory.text!r}: a forward and backward at micro-batch {batch}"
+        where = f"function {factory.text!r}: a forward and backward at micro-batch {batch}"
         raise BadInput(f"{where} raised {_told(error)}") from error
     finally:
         checkpointing.use(None)
@@ -147,7 +147,7 @@ def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
     graphs = [[block_type.profile.graph.values for block_type in one.problem.block_types] for one in (first, second)]
     if graphs[0] == graphs[1]:
         raise BadInput(
-            f"factory {factory.text!r} returned inputs of the same size for micro-batches {first.batch} and "
+            f"function {factory.text!r} returned inputs of the same size for micro-batches {first.batch} and "
             f"{second.batch}; it must make its inputs for the micro-batch size that it is given"
         )
 
@@ -195,4 +195,4 @@ def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> st
         why = f"none of the {len(found)} blocks found (the first: {found[0]}) ran; name those that do in adacc.blocks"
     else:
         why = "no block found; name the blocks' classes in adacc.blocks"
-    return f"factory {factory.text!r}: {why}"
+    return f"function {factory.text!r}: {why}"

@@ -90,7 +90,7 @@ def _default_batch(factory: Factory, configured: Any) -> int:
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     config = f"the config has no {_MICRO_BATCH}" if size is None else f"{_MICRO_BATCH} is {size!r} in the config"
-    raise BadInput(f"factory {factory.text!r} has no default micro-batch size, and {config}; give one with --batch")
+    raise BadInput(f"function {factory.text!r} has no default micro-batch size, and {config}; give one with --batch")
 
 
 def _batches(sizes: list[int]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ds_adacc.planner import human_bytes
 from ds_adacc.report import journal
 from ds_adacc.report.decision import span
 from ds_adacc.report.grid import table
-from ds_adacc.report.screen import brief_tables, heading
+from ds_adacc.report.screen import brief_tables, heading, remarks_on
 from ds_adacc.report.tables import baselines_grid, decision_tables
 
 _COMPARED = {"held": "the batch of that step", "peak": "the planned batch", "seconds": "the timed calls"}  # of what
@@ -181,7 +181,7 @@ def _in_force(plan: events.PlanMade, is_full: bool) -> list[RenderableType]:
     if is_full:
         for decision in plan.block_types:
             parts += [Text(f"  {heading(decision)}"), decision_tables(decision)]
-            parts += [*(Text(f"  {remark}") for remark in decision.remarks), Text()]
+            parts += [*remarks_on([decision]), Text()]
     elif plan.block_types:
         parts += [brief_tables(plan.block_types), Text()]
     if plan.baselines:

@@ -17,7 +17,12 @@ ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
 
 _ABSENT = object()  # no value of a key is equal to it
 _NUMBER_OR_BOOLEAN = re.compile(r"true|false|\d+(\.\d+)?(e-?\d+)?")
-_EXAMPLES = {"rectifier": '{"enabled": false}', "solver": '{"max_seconds": 10}'}  # of nested sections; {} is one too
+_EXAMPLES = {  # of nested sections
+    "rectifier": '{"enabled": false}',
+    "solver": '{"max_seconds": 10}',
+    "compact": '{"rank": 0.25}',
+}
+_UNMISTAKABLE = ("memory_budget", "max_gradient_error", "zscore_threshold", "rectifier")  # no one else has such a key
 _TYPES = {  # by pydantic's name of the error
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
@@ -45,6 +50,8 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
         for key, value in document.items()
         if key != SECTION and isinstance(value, Mapping) and SECTION in value
     ]
+    if SECTION in document:
+        problems += [f"{key}: the key belongs within {SECTION!r}" for key in document if key in _UNMISTAKABLE]
     section = document.get(SECTION, {})
     config = None
     if not isinstance(section, Mapping):
@@ -88,7 +95,7 @@ def _read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mappi
     try:
         document = hjson.loads(_text(name), object_pairs_hook=_without_duplicates)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{shown}: {error}") from error
+        raise ConfigError(f"{shown}: {error}{_as_json(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{shown}: its brackets are nested too deeply") from error
     if not isinstance(document, Mapping):
@@ -139,6 +146,16 @@ def _at(section: Mapping[str, Any], key: str) -> str:
     return _shown(section[key]) if key in section else "absent"
 
 
+def _as_json(error: Exception) -> str:
+    """What JSON's reader says of a text that Hjson's cannot read, as it finds the place of `True`; else ""."""
+    if isinstance(error, hjson.HjsonDecodeError):
+        try:
+            json.loads(error.doc)
+        except ValueError as plain:
+            return f"; as JSON: {plain}"
+    return ""
+
+
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
@@ -184,14 +201,16 @@ def _lines(detail: Mapping[str, Any]) -> list[str]:
     elif detail["type"] in ("extra_forbidden", "invalid_key"):
         keys = _keys(location[:-1])
         problems = [((), value, f"unknown key{_nested(location[-1], value, keys) or nearest(location[-1], keys)}")]
-    elif detail["type"] == "model_type":
-        example = _EXAMPLES.get(location[-1], "{}")
-        problems = [((), value, f"must be an object, such as {example}")]
     else:
+        null = type(None) in _types(location)
         message = _TYPES.get(detail["type"]) or detail["msg"].replace("Input should be", "must be")
-        null = " or null" if type(None) in _types(location) else ""
-        problems = [((), value, f"{message}{null}{_unquoted(value)}")]
-    return [f"{_path((*location, *below))} = {_shown(what)}: {message}" for below, what, message in problems]
+        if detail["type"] == "model_type":
+            is_switch = isinstance(value, bool) and "enabled" in _keys(location)
+            example = f'{{"enabled": {_shown(value)}}}' if is_switch else _EXAMPLES[location[-1]]
+            message = f"must be an object, such as {example}"
+        problems = [((), value, f"{message}{', or null' if null else ''}{_unquoted(value, null)}")]
+    where = f" ({origin()})" if _given() else ""
+    return [f"{_path((*location, *below))} = {_shown(what)}{where}: {message}" for below, what, message in problems]
 
 
 def _shown(value: Any) -> str:
@@ -199,8 +218,9 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
-def _unquoted(value: Any) -> str:
-    is_quoted = isinstance(value, str) and _NUMBER_OR_BOOLEAN.fullmatch(value)
+def _unquoted(value: Any, null: bool) -> str:
+    """The end of a message, if a number, true, false or, where that is valid, null is given in quotes."""
+    is_quoted = isinstance(value, str) and (_NUMBER_OR_BOOLEAN.fullmatch(value) or (null and value == "null"))
     return f"; did you mean {value}, without quotes?" if is_quoted else ""
 
 

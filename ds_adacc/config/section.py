@@ -18,7 +18,7 @@ SECTION = "adacc"
 LARGEST_BOUND = 1e9  # on the gradient error
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
-_FEWEST_BYTES = 1 << 14  # a smaller integer is a fraction, percents or MiB; small models need few bytes
+_FEWEST_BYTES = 1 << 14  # a smaller integer is percents, GiB or MiB; small models need few bytes
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -77,11 +77,15 @@ def _bound(value: float) -> float:
     return value
 
 
-def _listed(value: Any, what: str, example: str = "") -> tuple[Any, ...]:
-    """The entries of a list that is valid beside "auto", and has at least one. `what`: an entry, in the singular."""
-    if isinstance(value, str):
-        meant = "'auto'" if value.lower() in ("auto", "all") else f"[{value!r}]"
-        raise _invalid(((), value, f"must be 'auto' or a list of {what}s; did you mean {meant}?"))
+def _listed(value: Any, what: str, example: str, meant: list[str]) -> tuple[Any, ...]:
+    """The entries of a list that is valid beside "auto", and has at least one. `what`: an entry, in the singular.
+
+    `meant`: the entries that a value which is no list is likely to mean; [] if that is not known.
+    """
+    if isinstance(value, str | type):
+        is_auto = isinstance(value, str) and value.lower() in ("auto", "all")
+        hint = f"; did you mean {'auto' if is_auto else meant!r}?" if is_auto or meant else example
+        raise _invalid(((), value, f"must be 'auto' or a list of {what}s{hint}"))
     if not isinstance(value, list | tuple) or not value:
         raise _invalid(((), value, f"must be 'auto' or a list of at least one {what}{example}"))
     return tuple(value)
@@ -91,18 +95,22 @@ def _block_classes(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
     example = ", such as 'LlamaDecoderLayer'"
-    names = _listed(value, "module class name", example)
+    names = _listed(value, "module class name", example, _class_names(value))
     for index, name in enumerate(names):
         if not isinstance(name, str) or not name.isidentifier():
-            is_path = isinstance(name, str) and _last(name).isidentifier()
-            hint = f"; did you mean {_last(name)!r}?" if is_path else example
+            meant = _class_names(name)
+            hint = f"; did you mean {', '.join(map(repr, meant))}?" if meant else example
             raise _invalid(((index,), name, f"must be the name of a class{hint}"))
     return names
 
 
-def _last(path: str) -> str:
-    """What follows the last dot."""
-    return path.rpartition(".")[2]
+def _class_names(value: Any) -> list[str]:
+    """The names of classes that this value is likely to mean: a class, a path, or several; [] if that is not known."""
+    if isinstance(value, type):
+        return [value.__name__]
+    names = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else []
+    names = [name.rpartition(".")[2] for name in names]
+    return names if all(map(str.isidentifier, names)) else []
 
 
 def _memory_budget(value: Any) -> MemoryBudget:
@@ -118,9 +126,8 @@ def _memory_budget(value: Any) -> MemoryBudget:
     if type(value) is int and value >= _FEWEST_BYTES:
         return MemoryBudget("bytes", value)
     if type(value) is int and value > 0:
-        fraction = value / 100 if value <= 100 else 1.0  # it may be percents
-        hint = f"{value} bytes can hold nothing; did you mean the fraction {fraction}, or '{value}MiB'?"
-        raise _invalid(((), value, hint))
+        meant = f"the fraction {value / 100}, or '{value}GiB'" if value <= 100 else f"'{value}MiB'"
+        raise _invalid(((), value, f"{value} bytes can hold nothing; did you mean {meant}?"))
     choices = (
         "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
     )
@@ -130,6 +137,7 @@ def _memory_budget(value: Any) -> MemoryBudget:
 def _meant_budget(value: Any) -> str:
     """The end of a message: which budget this value, which is none, is likely to mean; "" if that is not known."""
     if isinstance(value, str):
+        value = value.strip()
         if value.lower() == "auto":
             return "; did you mean 'auto'?"
         if _UNIT_WITHOUT_B.fullmatch(value):
@@ -180,16 +188,21 @@ def _codec_problems(role: str, names: Any) -> Iterable[Problem]:
     elif isinstance(names, list | tuple):
         named = {(role, index): name for index, name in enumerate(names)}
     else:
-        yield (role,), names, "must be the name of a codec, or a list of names"
+        yield (role,), names, f"must be the name of a codec, or a list of names{_no_codec(names)}"
         return
     for where, name in named.items():
         if name not in CODECS:
             of_role = CODECS if role == "dropout_mask" else [codec for codec in CODECS if codec != "bits"]
-            yield where, name, f"unknown codec{nearest(name, of_role)}"
+            yield where, name, f"unknown codec{nearest(name, of_role)}{_no_codec(name)}"
         elif name == "bits" and role != "dropout_mask":
             yield where, name, "codec 'bits' is valid for role 'dropout_mask' only"
     if len(set(map(str, named.values()))) < len(named):
         yield (role,), names, "names a codec twice"
+
+
+def _no_codec(name: Any) -> str:
+    """The end of a message, if the value in place of a codec seems to say that there is to be none."""
+    return "; a role that is left out is never compressed" if name in (None, False, "none", "off", "null") else ""
 
 
 def _roles(value: Any) -> tuple[str, ...]:
@@ -229,7 +242,7 @@ def _is_scale(value: Any) -> bool:
 def _layers(value: Any) -> str | tuple[str, ...]:
     if value == "auto":
         return value
-    patterns = _listed(value, "name pattern", ", such as '*.mlp.*'")
+    patterns = _listed(value, "name pattern", ", such as '*.mlp.*'", [value] if isinstance(value, str) else [])
     problems = [((i,), each, "must be a name pattern") for i, each in enumerate(patterns) if not isinstance(each, str)]
     if problems:
         raise _invalid(*problems)

@@ -306,8 +306,9 @@ def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:
     """What the log says of the blocks found. `around`: repeated layers that have blocks inside."""
     if not blocks:
         return (
-            "0 blocks found. If the model itself runs its blocks through ds_adacc.checkpointing, they will be served. "
-            "If it does not, list the class names of its layers in adacc.blocks"
+            '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
+            "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers "
+            "in adacc.blocks"
         )
     names = [name or "the whole model" for name in blocks]
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"

@@ -46,7 +46,7 @@ def explained(
         f"{asked}: this is too small for the blocks' activations, which take {planner.human_bytes(without)} without "
         "checkpointing.",
         f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}.",
-        "Both budgets are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
+        "These are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
         "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]
     solutions = [planner.leanest(problem) for problem in problems]

@@ -41,8 +41,9 @@ def kept_by_arguments(arguments: Iterable[Any], known: KnownTensors) -> Iterator
         kept = [tensor for tensor in tensors if _is_made(tensor, known)]
         if kept:
             yield (
-                f"{type(each).__name__}: this argument keeps {_size(kept)} that a call has made. No plan frees them as "
-                "long as it lives. If it is a cache of keys and values, set use_cache=False"
+                f"{type(each).__name__}: an argument of this class keeps {_size(kept)} of what the block has made. No "
+                "plan frees that as long as it lives. If it is a cache of keys and values, call the model with "
+                "use_cache=False"
             )
 
 

@@ -103,18 +103,30 @@ def decision_of(
 
 
 def span(names: Iterable[str]) -> str:
-    """The names as one: "blocks.0 (Block)" to "blocks.11 (Block)" are "blocks.0-11 (Block)"."""
+    """The names as one: "blocks.0 (Block)" to "blocks.11 (Block)" are "blocks.0-11 (Block)".
+
+    Names that differ in the last number of their paths are one, and what is left alone also by the number before it:
+    "layers.0.1" and "layers.2.1" are "layers.[0, 2].1".
+    """
+    merged = _merged(dict.fromkeys(names), r"(.*?)(\d+)(\D*)")
+    return ", ".join(_merged(merged, r"(.*?)(\d+)(\.\D*\d+\D*)"))
+
+
+def _merged(names: Iterable[str], pattern: str) -> list[str]:
+    """The names, in which those that differ only in the number of this pattern of their paths are one."""
     numbered: dict[tuple[str, str], list[int]] = {}
     plain: list[str] = []
-    for name in dict.fromkeys(names):
-        path, _, rest = name.partition(" ")
-        found = re.fullmatch(r"(.*?)(\d+)(\D*)", path)
+    for name in names:
+        found = re.fullmatch(pattern, name.partition(" (")[0])
         if found is None:
             plain.append(name)
         else:
-            key = found[1], f"{found[3]} {rest}".rstrip()
-            numbered.setdefault(key, []).append(int(found[2]))
-    return ", ".join([*plain, *(f"{start}{_runs(numbers)}{end}" for (start, end), numbers in numbered.items())])
+            numbered.setdefault((found[1], name.removeprefix(f"{found[1]}{found[2]}")), []).append(int(found[2]))
+    for (start, end), numbers in numbered.items():
+        runs = _runs(numbers)
+        is_inside = "," in runs and end.partition(" (")[0]
+        plain.append(f"{start}[{runs}]{end}" if is_inside else f"{start}{runs}{end}")
+    return plain
 
 
 def _runs(numbers: Iterable[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -146,9 +147,13 @@ def _blocks(digest: str, agreement: Agreement) -> str:
 
 
 def _size(recording: Recording) -> str:
-    """The sizes of the largest input."""
-    inputs = [value.geometry for value in recording.values if value.origin == "input"]
-    return "x".join(map(str, max(inputs, key=lambda each: each.numel).size)) if inputs else "no input"
+    """The sizes of the largest input, and of others like it, as of both texts that a translator's layer reads."""
+    inputs = [tuple(value.geometry.size) for value in recording.values if value.origin == "input"]
+    if not inputs:
+        return "no input"
+    largest = max(inputs, key=math.prod)
+    alike = [size for size in inputs if len(size) == len(largest) and size[-1:] == largest[-1:]]
+    return " and ".join("x".join(map(str, size)) for size in dict.fromkeys(alike))
 
 
 def _errors(plan: Plan, agreement: Agreement) -> list[str]:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import DecidedValue, Decision, UsedPolicy, span
-from ds_adacc.report.grid import WIDTH, grid
+from ds_adacc.report.grid import INDENT, WIDTH, grid
 from ds_adacc.report.tables import columns_that_fit, decision_tables, folded, shortened_path
 
 _LINES = 32  # of the tables of all block types together; the sums and the other strategies take some fifteen more
@@ -36,10 +37,20 @@ def brief_tables(decisions: Sequence[Decision]) -> RenderableType:
         parts += [Text(f"  {title}"), decision_tables(short, left_out)]
     if others:
         parts += [Text(), _listed(others)]
-    parts += [Text(f"  {remark}") for remark in dict.fromkeys(r for each in decisions for r in each.remarks)]
+    parts += remarks_on(decisions)
     if not is_whole:
         parts.append(Text(f"  {_EVERYTHING}"))
     return Group(*parts)
+
+
+def remarks_on(decisions: Sequence[Decision]) -> list[RenderableType]:
+    """The remarks, each once, with the names of the blocks that it is about if these are not all."""
+    about: dict[str, list[str]] = {}
+    for decision in decisions:
+        for remark in decision.remarks:
+            about.setdefault(remark, []).append(decision.name)
+    told = (r if len(names) == len(decisions) else f"{span(names)}: {r}" for r, names in about.items())
+    return [Padding(Text(text), (0, 0, 0, INDENT), expand=False) for text in told]
 
 
 def heading(decision: Decision) -> str:

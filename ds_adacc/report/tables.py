@@ -82,7 +82,7 @@ def shortened(text: str, most: int) -> str:
 def shortened_path(name: str, most: int) -> str:
     """The name of blocks without the modules around them, as far as it must be no longer than so many characters."""
     rest = name
-    while len(rest) >= most and re.match(r"[^\d.]+\.[^\d.]", rest):
+    while len(rest) >= most and re.match(r"[^\d.]+\.[^\d.\[]", rest):
         rest = rest.partition(".")[2]
     return name if len(name) <= most else shortened(f"\N{HORIZONTAL ELLIPSIS}{rest}" if rest != name else name, most)
 

@@ -58,6 +58,11 @@ def checkpoint_inside(watch: Watch) -> str | None:
     return None
 
 
+def remark_on_inside(module: str) -> str:
+    """Why a block that calls this checkpoint in its forward leaves the plan less to choose from."""
+    return f"it calls {module} in its forward, which recomputes what runs in it, whatever the plan says"
+
+
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame

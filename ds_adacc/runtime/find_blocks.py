@@ -29,17 +29,23 @@ def find_blocks(
     diffusion models have, are replaced by the repeated layers inside them (`_stages`). A layer in two containers is one
     block, by its first name.
 
-    Raises ConfigError if the model has no module of a listed class, unless the class is in `elsewhere`: the classes in
-    the parts of the model that other processes hold.
+    Raises ConfigError if the model has no module of a listed class, or such modules have no forward, unless the class
+    is in `elsewhere`: the classes in the parts of the model that other processes hold.
     """
     if wanted == "auto":
         return _repeated(model, containers)
-    classes = {class_name(module) for module in model.modules()}.union(elsewhere)
+    classes = {class_name(module): _has_forward(module) for module in model.modules()} | dict.fromkeys(elsewhere, True)
     for name in wanted:
-        if name not in classes:
+        if not classes.get(name):
+            called = {each for each, has_forward in classes.items() if has_forward}
             layers = {class_name(layer) for layer in _repeated(model, containers).values()}
-            hint = _hint(name, classes, layers)
-            raise ConfigError(f"adacc.blocks = {list(wanted)}: the model has no module of class {name!r}; {hint}")
+            what, hint = f"the model has no module of class {name!r}", _hint(name, called, layers)
+            if name in classes:
+                what, hint = (
+                    f"modules of class {name!r} have no forward, so nothing calls them",
+                    _hint("", called, layers),
+                )
+            raise ConfigError(f"adacc.blocks = {list(wanted)}: {what}; {hint}")
     return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
 
 
@@ -85,10 +91,14 @@ def _entries(name: str, container: nn.Module) -> Iterator[tuple[str, nn.Module]]
     """
     for key, child in container.named_children():
         full = f"{name}.{key}".lstrip(".")
-        if getattr(child.forward, "__func__", None) is nn.Module.forward:
-            yield from _entries(full, child)
-        else:
+        if _has_forward(child):
             yield full, child
+        else:
+            yield from _entries(full, child)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return getattr(module.forward, "__func__", None) is not nn.Module.forward
 
 
 def _is_layer(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import CodeType
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.runtime.checkpointed import checkpoint_inside
+from ds_adacc.runtime.checkpointed import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.step_controller import StepController
@@ -82,13 +83,16 @@ class Learner:
             self._note_failure(called)
             return Learned(captured)
         recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
+        checkpoint = checkpoint_inside(captured.watch)
+        if checkpoint is not None and not recording.is_whole:  # of a block recomputed as a whole it is a part
+            recording = replace(recording, remarks=(*recording.remarks, remark_on_inside(checkpoint)))
         captured.recording = recording
         beginning = None if costs is None else called.beginning
         if beginning is not None:
             beginning.buffers.keep(recording)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
-        self._tell_limits(block, recording, captured.watch)
+        self._tell_limits(block, recording, checkpoint)
         with controller.agreement.budget.aside():
             relatives = block.relatives(signature, guards)
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
@@ -193,14 +197,13 @@ class Learner:
                 _, places = self._computed.setdefault(id(code), (code, {}))
                 places.update(watch.reads.places)
 
-    def _tell_limits(self, block: Block, recording: Recording, watch: Watch) -> None:
-        """Warn of what runs in the block over which no plan decides."""
+    def _tell_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:
+        """Warn of what runs in the block over which no plan decides. `checkpoint`: as of `checkpoint_inside`."""
         if recording.hides_compiled:
             self._warnings.compiled(block)
         for op in recording.graph_ops:
             if op.refusal:
                 self._warnings.never_recomputed(block, op.short_name, op.refusal)
-        checkpoint = checkpoint_inside(watch)
         if checkpoint is not None:
             self._warnings.checkpoints_inside(block, checkpoint)
 

@@ -96,8 +96,8 @@ class Warnings:
         self._tell(
             block,
             "block %s calls %s in its forward. That recomputes what runs in it, whatever the plan says, and what it "
-            "holds is no part of the budget. To have ds_adacc decide for these tensors too, call the function itself "
-            "there",
+            "holds is no part of the budget. To have ds_adacc decide for these tensors too, take the checkpoint out: "
+            "call directly what it is given, and leave out a wrapper such as torch's checkpoint_wrapper",
             checkpoint,
             once_for=checkpoint,
         )

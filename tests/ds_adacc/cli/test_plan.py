@@ -365,8 +365,8 @@ def refused(said, *arguments):
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("factories", "must be MODULE:FUNCTION, such as train:make"),
-        (":gpt", "must be MODULE:FUNCTION, such as train:make"),
+        ("factories", "must be MODULE:FUNCTION, such as big:make"),
+        (":gpt", "must be MODULE:FUNCTION, such as big:make"),
         ("no_such:gpt", "module 'no_such' cannot be imported: ModuleNotFoundError: No module named 'no_such'"),
         ("factories:gtp", "module 'factories' has no function 'gtp'; did you mean 'gpt'?"),
         ("factories:value", "module 'factories' has no function 'value'"),
@@ -391,7 +391,7 @@ def refused(said, *arguments):
 )
 def test_a_factory_that_does_not_serve_is_told_why(factory, message, config, said):
     error = refused(said, config(), factory, "--batch", "2")
-    assert f"ds_adacc plan: factory {factory!r}" in error and message in error
+    assert f"ds_adacc plan: function {factory!r}" in error and message in error
 
 
 def test_a_model_that_is_compiled_as_a_whole_is_refused_as_in_training(config, said):
@@ -406,7 +406,7 @@ def test_a_module_that_does_not_import_is_named_with_the_reason(config, said, tm
     (tmp_path / "broken_factory.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     assert refused(said, config(), "broken_factory:make") == (
-        "ds_adacc plan: factory 'broken_factory:make': module 'broken_factory' cannot be imported: "
+        "ds_adacc plan: function 'broken_factory:make': module 'broken_factory' cannot be imported: "
         "ZeroDivisionError at broken_factory.py:1 (<module>): division by zero\n"
     )
 

@@ -72,5 +72,5 @@ def test_json_that_is_no_object_is_called_so(monkeypatch, text):
 
 def test_its_mistakes_are_named(monkeypatch):
     monkeypatch.setenv("ADACC_CONFIG", '{"memory_budgett": 0.5}')
-    with pytest.raises(ConfigError, match=r"adacc\.memory_budgett = 0\.5: unknown key"):
+    with pytest.raises(ConfigError, match=r"^adacc\.memory_budgett = 0\.5 \(from ADACC_CONFIG\): unknown key"):
         load({})

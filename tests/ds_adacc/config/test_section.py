@@ -62,8 +62,8 @@ def test_compact_takes_patterns_numbers_and_no_interval():
         ({"rank": 1.0}, "adacc.compact.rank = 1.0: must be a fraction"),
         ({"rank": 1.5}, "adacc.compact.rank = 1.5: must be a fraction"),
         ({"rank": True}, "adacc.compact.rank = true: must be a fraction"),
-        ({"update_interval": 0}, "adacc.compact.update_interval = 0: must be greater than or equal to 1"),
-        ({"update_interval": 1.5}, "adacc.compact.update_interval = 1.5: must be an integer or null"),
+        ({"update_interval": 0}, "adacc.compact.update_interval = 0: must be greater than or equal to 1, or null"),
+        ({"update_interval": 1.5}, "adacc.compact.update_interval = 1.5: must be an integer, or null"),
         ({"scale": 0}, "adacc.compact.scale = 0: must be a number above 0, or an object of name patterns"),
         ({"scale": {"*.fc1": "x"}}, "adacc.compact.scale.*.fc1 = 'x': must be a number above 0"),
         ({"scale": {}}, "adacc.compact.scale = {}: must name at least one pattern"),
@@ -77,7 +77,8 @@ def test_compact_takes_patterns_numbers_and_no_interval():
         ),
         ({"layers": []}, "adacc.compact.layers = []: must be 'auto' or a list of at least one name pattern"),
         ({"layers": [3]}, "adacc.compact.layers[0] = 3: must be a name pattern"),
-        (8, "adacc.compact = 8: must be an object, such as {}"),
+        (8, 'adacc.compact = 8: must be an object, such as {"rank": 0.25}, or null'),
+        (False, 'adacc.compact = false: must be an object, such as {"rank": 0.25}, or null'),
     ],
 )
 def test_what_is_wrong_in_compact_is_named(section, message):
@@ -233,12 +234,78 @@ def test_the_smallest_budget_that_an_error_names_is_valid():
     assert load({"adacc": {"memory_budget": 596_992}}).memory_budget == MemoryBudget("bytes", 596_992)
 
 
-@pytest.mark.parametrize(("value", "fraction"), [(2, 0.02), (40, 0.4), (100, 1.0), (101, 1.0), (512, 1.0)])
-def test_a_whole_number_of_bytes_is_no_fraction(value, fraction):
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        (2, "the fraction 0.02, or '2GiB'"),
+        (40, "the fraction 0.4, or '40GiB'"),
+        (100, "the fraction 1.0, or '100GiB'"),
+        (101, "'101MiB'"),
+        (12000, "'12000MiB'"),
+    ],
+)
+def test_a_whole_number_of_bytes_is_no_fraction(value, meant):
     assert errors({"memory_budget": value}) == [
-        f"adacc.memory_budget = {value}: {value} bytes can hold nothing; did you mean the fraction {fraction}, or "
-        f"'{value}MiB'?"
+        f"adacc.memory_budget = {value}: {value} bytes can hold nothing; did you mean {meant}?"
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"), [("auto ", "'auto'"), (" 0.4 ", "0.4, without quotes"), ("8 G ", "'8 GB'")]
+)
+def test_blanks_around_a_budget_hide_nothing(value, meant):
+    (message,) = errors({"memory_budget": value})
+    assert message.endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("switch", ["true", "false"])
+def test_a_section_that_is_a_switch_is_told_to_say_the_same(switch):
+    assert errors({"rectifier": switch == "true"}) == [
+        f'adacc.rectifier = {switch}: must be an object, such as {{"enabled": {switch}}}'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "end"),
+    [
+        ("Block,Attention", "did you mean ['Block', 'Attention']?"),
+        ("Block Attention", "did you mean ['Block', 'Attention']?"),
+        ("model.layers.Block", "did you mean ['Block']?"),
+        ("*Block", "must be 'auto' or a list of module class names, such as 'LlamaDecoderLayer'"),
+        ([str], "must be the name of a class; did you mean 'str'?"),
+        (str, "must be 'auto' or a list of module class names; did you mean ['str']?"),
+    ],
+)
+def test_what_is_proposed_for_blocks_is_valid(value, end):
+    (message,) = errors({"blocks": value})
+    assert message.endswith(end)
+
+
+def test_null_in_quotes_is_told_to_lose_them():
+    assert errors({"max_gradient_error": "null"}) == [
+        "adacc.max_gradient_error = 'null': must be a number, or null; did you mean null, without quotes?"
+    ]
+    assert errors({"enabled": "null"}) == ["adacc.enabled = 'null': must be true or false"]
+
+
+@pytest.mark.parametrize("value", [None, False, "none", "off"])
+def test_a_role_without_codecs_is_told_how_to_say_so(value):
+    (message,) = errors({"codecs": {"linear": value}})
+    assert message.endswith("; a role that is left out is never compressed")
+
+
+def test_a_key_beside_the_section_is_told_to_move_into_it():
+    with pytest.raises(ConfigError) as error:
+        load({"adacc": {"codecs": "none"}, "memory_budget": 0.4, "train_batch_size": 8})
+    assert str(error.value) == "memory_budget: the key belongs within 'adacc'"
+    assert load({"memory_budget": 0.4}) is None  # without the section it is not ours
+
+
+def test_what_breaks_a_file_is_said_as_json_says_it(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"adacc": {"enabled": True}}')
+    with pytest.raises(ConfigError, match=r"; as JSON: Expecting value: line 1 column 23 \(char 22\)$"):
+        load(path)
 
 
 def test_the_papers_codecs():
@@ -353,11 +420,11 @@ def test_presets_name_codecs_that_exist():
             {"max_gradient_error": float("inf")},
             f"adacc.max_gradient_error = inf: {BOUND}",
         ),
-        ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a number or null"),
-        ({"max_gradient_error": "none"}, "adacc.max_gradient_error = 'none': must be a number or null"),
+        ({"max_gradient_error": "5%"}, "adacc.max_gradient_error = '5%': must be a number, or null"),
+        ({"max_gradient_error": "none"}, "adacc.max_gradient_error = 'none': must be a number, or null"),
         (
             {"max_gradient_error": "0.1"},
-            "adacc.max_gradient_error = '0.1': must be a number or null; did you mean 0.1, without quotes?",
+            "adacc.max_gradient_error = '0.1': must be a number, or null; did you mean 0.1, without quotes?",
         ),
         ({"solver": {"max_seconds": -1}}, "adacc.solver.max_seconds = -1: must be greater than 0"),
         ({"rectifier": {"drift": 11}}, "adacc.rectifier.drift = 11: must be less than or equal to 10"),
@@ -417,7 +484,7 @@ def test_presets_name_codecs_that_exist():
             {"codecs": {"linear": ["outlier", "int4"]}},
             f"adacc.codecs.linear[1] = 'int4': unknown codec (valid: {INT4_CODECS})",
         ),
-        ({"codecs": {"linear": None}}, "adacc.codecs.linear = null: must be the name of a codec, or a list of names"),
+        ({"codecs": {"linear": 4}}, "adacc.codecs.linear = 4: must be the name of a codec, or a list of names"),
         (
             {"backend": "referense"},
             "adacc.backend = 'referense': unknown backend; did you mean 'reference'? "

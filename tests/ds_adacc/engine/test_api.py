@@ -96,9 +96,13 @@ def test_the_blocks_found_are_told():
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
     assert summary(model, "auto") == "3 blocks found: 0 to 2 (GPTBlock)"
     assert summary(nn.Sequential(*map(torch.compile, model)), "auto") == "3 blocks found: 0 to 2 (GPTBlock)"
-    of_model = summary(nn.ModuleDict({"all": model}), ("ModuleDict",))
-    assert of_model.startswith("1 block found: the whole model (ModuleDict). A block that is the whole model saves")
-    assert summary(nn.Identity(), "auto").startswith("0 blocks found. If the model itself runs its blocks through")
+    of_model = summary(zoo.GPTBlock(), ("GPTBlock",))
+    assert of_model.startswith("1 block found: the whole model (GPTBlock). A block that is the whole model saves")
+    assert summary(nn.Identity(), "auto") == (
+        '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
+        "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers in "
+        "adacc.blocks"
+    )
     assert summary(model, ("LayerNorm",)) == (
         '6 blocks found: 0.ln1 to 2.ln2 (LayerNorm). They lie within the repeated layers that "auto" takes (GPTBlock). '
         "What these save outside of the blocks is not planned for, and has no part in memory_budget"

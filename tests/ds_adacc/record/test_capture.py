@@ -95,8 +95,8 @@ def test_the_table_says_what_a_cache_among_the_arguments_keeps():
     runtime.checkpoint(block, x, caches={"of this layer": Cache(torch.zeros(3)), "of others": Cache(torch.zeros(5))})
     ((_, variant),) = runtime.blocks.variants()
     assert variant.recording.remarks_on_replays == (
-        "Cache: this argument keeps 256 B that a call has made. No plan frees them as long as it lives. If it is a "
-        "cache of keys and values, set use_cache=False",
+        "Cache: an argument of this class keeps 256 B of what the block has made. No plan frees that as long as it "
+        "lives. If it is a cache of keys and values, call the model with use_cache=False",
     )
 
 

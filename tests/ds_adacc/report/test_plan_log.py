@@ -4,13 +4,17 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from any_size import Training
+from torch import nn
 
+from ds_adacc.config import load
 from ds_adacc.observe.calibration import Observation, Pair
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.report.plan_text import decision_table, decisions_here, merge_decisions
+from ds_adacc.runtime.runtime import Runtime
 
 SEEN = Observation(Pair(100, 100), Pair(2048, 1024), None)
 
@@ -124,6 +128,29 @@ def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
     training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
     text = table_of(training.runtime.controller.plan, training)
     assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
+
+
+class Reader(nn.Module):
+    """Reads a text of another length, as a decoder's layer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, text, mask):
+        scores = self.query(x) @ text.mT + mask
+        return x + self.out(scores.softmax(-1) @ text)
+
+
+def test_tables_of_one_block_at_two_pairs_of_lengths_tell_which_is_which():
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0, "rectifier": {"enabled": False}}}))
+    block = Reader()
+    for time in (3, 5):
+        x, text = (torch.randn(2, length, 8, requires_grad=True) for length in (time, 7))
+        runtime.checkpoint(block, x, text, torch.zeros(2, time, 7)).sum().backward()
+    runtime.controller.decide([frozenset(runtime.agreement.known_types)], "both at once")
+    met = decisions_here(runtime.controller.plan, runtime.agreement)
+    assert [each.size for each in met.values()] == ["2x3x8 and 2x7x8", "2x5x8 and 2x7x8"]
 
 
 def test_a_plan_for_some_block_types_is_new_only_if_theirs_change(log):

@@ -1,6 +1,7 @@
 """The table of a plan fits on a screen, whatever the model; what it leaves out is in the journal."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_the_values_and_block_types_that_hold_most_are_kept():
     assert shown[-2] == "13 more"
 
 
+def test_a_remark_says_of_which_blocks_it_is_and_stays_within_the_table():
+    remark = "it depends on sys.modules, which ds_adacc cannot watch: nothing of it is recomputed"
+    one, other = made("a.0 (Encoder)", operators=9), made("b.0 (Decoder)")
+    doubted = replace(one, remarks=(remark,))
+    wrapped = [
+        "  a.0 (Encoder): it depends on sys.modules, which ds_adacc cannot watch: nothing",
+        "  of it is recomputed",
+    ]
+    lines = plain(brief_tables([doubted, other])).splitlines()
+    assert lines[-len(wrapped) - 1 : -1] == wrapped  # a hint follows
+    text = plain(brief_tables([doubted]))
+    assert text.count("it depends on") == 1 and "a.0 (Encoder): it depends" not in text
+
+
 def test_layers_of_like_plans_are_one():
     decisions = [*(made(f"h.{n} (Layer)", calls=2) for n in range(12)), made("h.12 (Layer)", first="channel")]
     first, last = alike(decisions)
@@ -78,6 +93,10 @@ def test_layers_of_like_plans_are_one():
         (["h.0 (GPT2Block)", "h.1 (GPT2Block)", "h.2 (GPT2Block)"], "h.0-2 (GPT2Block)"),
         (["h.3 (A)", "h.1 (A)", "h.0 (A)"], "h.0-1, 3 (A)"),
         (["h.0.mlp (A)", "h.1.mlp (A)", "t.1 (A)"], "h.0-1.mlp (A), t.1 (A)"),
+        (["h.0.mlp (A)", "h.1.mlp (A)", "h.3.mlp (A)"], "h.[0-1, 3].mlp (A)"),
+        (["layers.0.1 (A)", "layers.2.1 (A)", "layers.4.1 (A)"], "layers.[0, 2, 4].1 (A)"),
+        (["layers.0.1 (A)", "layers.1.1 (A)", "layers.0.2 (B)"], "layers.0-1.1 (A), layers.0.2 (B)"),
+        (["0.0 (A)", "0.1 (A)", "1.0 (A)", "1.1 (A)"], "0.0-1 (A), 1.0-1 (A)"),
         (["Block", "Block"], "Block"),
         ([], ""),
     ],

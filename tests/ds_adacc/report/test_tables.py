@@ -135,6 +135,7 @@ def test_rich_is_imported_for_a_table_alone():
         ("model.layers.1-31 (LlamaDecoderLayer)", "model.layers.1-31 (LlamaDecoderLayer)"),
         ("layers.0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20 (Layer)", "layers.0, 2, 4, 6, 8… 16, 18, 20 (Layer)"),
         ("a.very.deep.path.of.modules.layers.0 (AClassWithAVeryLongName)", "…layers.0 (AClassWithAVeryLongName)"),
+        ("net.attention_layers.layers.[0, 2, 4].1 (Attention)", "…layers.[0, 2, 4].1 (Attention)"),
     ],
 )
 def test_of_a_long_path_the_end_is_kept(name, shown):

@@ -79,6 +79,10 @@ def test_a_checkpoint_inside_a_block_is_the_programs_own_and_is_told_once(inside
     module = inside.split(",")[0]
     assert runtime.recordings == 2
     assert caplog.text.count(f"calls {module} in its forward. That recomputes what runs in it") == 1
+    assert caplog.text.count("take the checkpoint out: call directly what it is given") == 1
+    for _, variant in runtime.blocks.variants():
+        told = [remark for remark in variant.recording.remarks_on_replays if remark.startswith("it calls")]
+        assert told == [f"it calls {module} in its forward, which recomputes what runs in it, whatever the plan says"]
 
 
 def test_a_checkpoint_beside_a_block_is_nobodys_business(runtime, caplog):

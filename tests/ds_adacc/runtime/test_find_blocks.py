@@ -7,6 +7,7 @@ import zoo
 from torch import nn
 from translator import Translator
 
+from ds_adacc.config import ConfigError
 from ds_adacc.runtime.find_blocks import find_blocks
 
 
@@ -115,3 +116,12 @@ def test_auto_finds_blocks_in_the_order_of_the_model():
 def test_classes_are_found_by_name():
     assert list(find_blocks(Translator(), ["LayerNorm"]))[-1] == "encoder.2"
     assert list(find_blocks(Translator(), ["Experts"])) == [f"decoder.layers.{i}" for i in range(3)]
+
+
+def test_a_container_is_no_block_as_nothing_calls_it():
+    with pytest.raises(ConfigError) as error:
+        find_blocks(nn.ModuleList(zoo.BertBlock() for _ in range(2)), ["ModuleList"])
+    assert str(error.value) == (
+        "adacc.blocks = ['ModuleList']: modules of class 'ModuleList' have no forward, so nothing calls them; \"auto\" "
+        "takes its repeated layers, BertBlock"
+    )
