@@ -26,7 +26,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.budget import UNLIMITED
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
-from ds_adacc.runtime.find_blocks import find_blocks
+from ds_adacc.runtime.find_blocks import find_blocks, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
@@ -192,7 +192,7 @@ def _nothing_to_plan(factory: Factory, runtime: Runtime, found: list[str]) -> st
     if runtime.blocks.all():
         why = "no block could be recorded; the log says why"
     elif found:
-        why = f"none of the {len(found)} blocks found (the first: {found[0]}) ran; name those that do in adacc.blocks"
+        why = f"{none_ran(found)}; name those that do in adacc.blocks"
     else:
         why = "no block found; name the blocks' classes in adacc.blocks"
     return f"function {factory.text!r}: {why}"

@@ -13,6 +13,7 @@ from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
 from ds_adacc.log import get_logger
+from ds_adacc.runtime.find_blocks import none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.wrap import runs
@@ -98,10 +99,9 @@ class Adacc:
             )
         elif self.blocks:
             get_logger().warning(
-                "adacc is enabled but does nothing: none of the %d blocks found (the first: %s) has run in training. "
-                "List the classes of the blocks that do run in adacc.blocks",
-                len(self.blocks),
-                next(iter(self.blocks)),
+                "adacc is enabled but does nothing: %s in training. List the classes of the blocks that do run in "
+                "adacc.blocks",
+                none_ran(list(self.blocks)),
             )
         else:
             get_logger().warning(

@@ -79,8 +79,8 @@ class NewSizes:
             changed = [each for each in inputs if tuple(itertools.islice(before, each.dim())) != tuple(each.shape)]
             largest = max(changed or inputs, key=torch.Tensor.numel)
             text = (
-                "%s: the input size %s is new. It is not recorded, since recordings at others tell what the block does "
-                "(such sizes so far: %d)"
+                "%s: the input size %s is new. It is not recorded, since recordings at others tell what the block "
+                "does, and you need do nothing (such sizes so far: %d)"
             )
             get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
 

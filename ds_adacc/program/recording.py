@@ -19,6 +19,7 @@ from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp
 from ds_adacc.program.refusals import COMPILED
 from ds_adacc.program.whole_block import WholeBlock
+from ds_adacc.python_state.guard_history import as_clause
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 
 
@@ -278,7 +279,7 @@ class Recording:
         """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
         if not doubt or self.is_whole:  # a second forward runs whatever the block runs
             return self
-        remark = f"it depends on {doubt}, which ds_adacc cannot watch: nothing of it is recomputed"
+        remark = f"it depends on {as_clause(doubt)}: nothing of it is recomputed"
         refused = self.refuse(dict.fromkeys(range(len(self.ops)), f"it may follow {doubt}"))
         return replace(refused, remarks=(remark, *self.remarks))
 

@@ -104,6 +104,11 @@ class GuardHistory:
         return cls(changes=Counter(data["changes"]), ignored=frozenset(data["ignored"]), doubt=data["doubt"])
 
 
+def as_clause(doubt: str) -> str:
+    """A doubt with the reason why nothing is replayed: it keeps changing, or nobody can watch it."""
+    return doubt if doubt.endswith("keeps changing") else f"{doubt}, which ds_adacc cannot watch"
+
+
 def in_short(names: Collection[str]) -> str:
     """The first of the names, and how many more there are."""
     first, *others = sorted(names)

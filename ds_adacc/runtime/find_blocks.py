@@ -49,6 +49,13 @@ def find_blocks(
     return _outermost({n: m for n, m in model.named_modules() if class_name(m) in wanted})
 
 
+def none_ran(names: Sequence[str]) -> str:
+    """That none of these blocks, which were found, has run."""
+    if len(names) == 1:
+        return f"the only block found, {names[0]}, never ran"
+    return f"none of the {len(names)} blocks found (the first: {names[0]}) ran"
+
+
 def _hint(name: str, classes: Collection[str], layers: Collection[str]) -> str:
     """What to list in place of a class that the model does not have. `layers`: the classes that "auto" finds."""
     near = difflib.get_close_matches(name, classes, n=1)

@@ -10,7 +10,7 @@ import torch
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.log import get_logger
-from ds_adacc.python_state.guard_history import in_short
+from ds_adacc.python_state.guard_history import as_clause, in_short
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
 
@@ -54,9 +54,9 @@ class Warnings:
         """The block depends on what no guard watches."""
         self._tell(
             block,
-            "block %s depends on %s. ds_adacc cannot watch this: what the block's backward needs is retained, "
-            "compressed or offloaded, never recomputed. To have it recomputed, %s",
-            unwatched,
+            "block %s depends on %s. So what its backward needs is retained, compressed or offloaded, never "
+            "recomputed. To have it recomputed, %s",
+            as_clause(unwatched),
             remedy or "give the block plain numbers or tensors instead",
             once_for=unwatched,
         )

@@ -216,7 +216,10 @@ def test_another_warning_when_blocks_were_found_but_not_run(caplog):
     adacc = Adacc(load({"adacc": {}}), runtime, blocks)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         adacc.end_step()
-    assert "none of the 2 blocks found" in caplog.text
+        assert "none of the 2 blocks found" in caplog.text
+        del blocks["layers.0"]
+        Adacc(load({"adacc": {}}), runtime, blocks).end_step()
+    assert "the only block found, layers.1, never ran in training" in caplog.text
 
 
 @pytest.mark.parametrize("zero", [True, {"stage": "auto"}])
