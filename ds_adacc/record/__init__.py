@@ -53,6 +53,7 @@ R6. These operators are never replayed: those that write to what others have rea
     call. A batch norm in training updates running statistics and does not say so; it reads the batch alone, so it is
     replayed without them. What else reads them is not: no version counts these writes. Nor is what reads a parameter
     that is given its own memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes.
+    Nor is what reads a parameter that the forward gives other data (`.data = ...`): a replay would read the new ones.
 R7. What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
     tensor on the host to compute with its numbers, once Python has read the seed of a random generator, and once work
