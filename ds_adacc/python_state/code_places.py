@@ -19,6 +19,7 @@ from ds_adacc.python_state.places import Place
 RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 # Python's own random generator, and NumPy's: what their functions are bound to.
 _GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.random, numpy.random.random))
+_WITHOUT_STATE = (types.NoneType, types.NotImplementedType, types.EllipsisType)
 
 
 class CodePlaces:
@@ -43,6 +44,8 @@ class CodePlaces:
         for name in self._names:
             if name in self._globals and name in namespace:
                 self._add_global(namespace, name)
+            elif name in self._globals and not _is_pythons(frame.f_builtins.get(name)):
+                self._add_global(frame.f_builtins, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
                 self.add_members(frame.f_locals[name])
@@ -85,6 +88,14 @@ class CodePlaces:
     def _cannot_guard(self, what: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         self.sources.setdefault(f"{what} in {self._code.co_name}", is_put_back(owner))
+
+
+def _is_pythons(value: Any) -> bool:
+    """Whether it is one of Python's own builtins, or nothing. Programs put others there, to have them everywhere."""
+    if isinstance(value, type | types.BuiltinFunctionType):
+        return value.__module__ in ("builtins", "io", "_io")  # of the latter is `open`
+    kind = type(value)
+    return kind in _WITHOUT_STATE or kind.__module__ == "_sitebuiltins"
 
 
 def is_put_back(owner: Any) -> bool:

@@ -166,7 +166,9 @@ def _items_of(value: Any) -> Items | None:
     if not _is_visible(kind):
         return None
     items = _attributes(value, kind)
-    if isinstance(value, dict):
+    if isinstance(value, collections.OrderedDict):  # `move_to_end` changes an order that dict does not know
+        items += collections.OrderedDict.items(value)
+    elif isinstance(value, dict):
         items += dict.items(value)
     elif isinstance(value, list | tuple | collections.deque):
         items += enumerate(kind.__iter__(value))
@@ -279,6 +281,11 @@ def _is_visible(kind: type) -> bool:
 def _size_without_slots(kind: type) -> int:
     base = next(cls for cls in kind.__mro__ if cls in _BASES or cls is object)
     return _SIZES[base, kind.__dictoffset__ != 0, kind.__weakrefoffset__ != 0]
+
+
+def slots_of(kind: type) -> list[str]:
+    """The names of the slots of the class's objects."""
+    return [slot.__name__ for slot in _slots(kind)]
 
 
 def _slots(kind: type) -> list[types.MemberDescriptorType]:

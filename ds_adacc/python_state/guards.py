@@ -32,6 +32,7 @@ from ds_adacc.python_state.content import (
     is_of_package,
     items_of,
     mark_of_number,
+    slots_of,
 )
 from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.held_tensors import inside
@@ -273,6 +274,8 @@ class Walk:
         self.classes(type(module))
         for key in guarded(module):
             self.value(f"{name}.{key}", module.__dict__[key], depth)
+        for key in slots_of(type(module)):
+            self.value(f"{name}.{key}", getattr(module, key, None), depth)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self.met.setdefault(id(value), name)

@@ -1,5 +1,6 @@
 """What Python reads while a block is recorded, and what follows from it."""
 
+import builtins
 import concurrent.futures
 import contextlib
 import cProfile
@@ -283,6 +284,10 @@ def of_global(x):
     return factor
 
 
+def of_builtins(x):
+    return factor_of_all  # noqa: F821
+
+
 def of_list(x):
     return helper() * 2
 
@@ -307,16 +312,25 @@ def of_function(x):
     return Twice.apply(x)
 
 
-@pytest.mark.parametrize("number", [of_global, of_list, of_function])
-def test_a_global_may_change(number):
+@pytest.mark.parametrize("number", [of_global, of_builtins, of_list, of_function])
+def test_a_global_may_change(number, monkeypatch):
     global factor
     work, block = recomputing(), Block(number)
     for value in (1.0, 1.0, 3.0, 3.0):
         factor = factors[0] = value
+        monkeypatch.setattr(builtins, "factor_of_all", value, raising=False)
         x = batch()
         plain = zoo.gradients(block, (x,), {})
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
     assert work.recordings == 2
+
+
+def test_pythons_own_builtins_are_no_places():
+    work = recomputing()
+    block = Block(lambda x: float(len((open, exit, NotImplemented, Ellipsis, ValueError, __import__, print))))
+    zoo.gradients(block, (batch(),), {}, functools.partial(work.checkpoint, block))
+    (known,) = work.blocks.all()
+    assert not any("builtins" in place for place in known.places)
 
 
 def test_a_block_is_not_recorded_while_a_profiler_watches_pythons_calls(caplog):
