@@ -2,7 +2,8 @@
 
 A guard needs a place where it can read a number again. The functions that run while the block is recorded show which
 globals and class attributes those are. Some numbers have no such place: those of Python's and NumPy's random
-generators, of the clock, of a file. And some of a tensor's data reach Python without the dispatcher.
+generators, of the clock, of a file, of a caller's variables. And some of a tensor's data reach Python without the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -39,7 +40,13 @@ COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
 _MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
 _STATE = frozenset({"getstate", "setstate"})  # of Python's generator
-_OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
+_OUTSIDE = frozenset({"time", "datetime", "uuid", "_uuid", "posix", "nt", "_io", "io", "_socket"})
+_PATHS_ALONE = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex"})  # no file is looked at
+_FRAMES = frozenset({"_getframe", "_current_frames"})  # of `sys`: by these, code reads variables of its callers
+# Of the standard library, what hands on to its caller what it has read outside. Others read it for themselves, as
+# `logging` does the clock, and imports do folders.
+_HANDS_ON = frozenset({"os", "posixpath", "ntpath", "genericpath", "pathlib", "glob", "shutil", "json", "configparser"})
+_HANDS_ON |= {"uuid", "random", "secrets", "inspect"}
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
 _COLLECTIVES = frozenset(
@@ -300,11 +307,12 @@ class Watch:
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
-            is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
+            is_outside = source in _OUTSIDE and name not in _PATHS_ALONE
+            is_read = (is_outside or (source == "sys" and name in _FRAMES)) and _is_for_user(frame)
             if is_read or (source in RANDOM and not _is_of_no_account(frame, name)):
                 what = f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
                 self.sources.setdefault(what, is_put_back(owner))
-            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
+            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE and name not in _FRAMES:
                 self._harmless.add(called)  # of a bound method, each call makes another object
 
     def _note_address(self, owner: Any) -> None:
@@ -371,6 +379,12 @@ def _is_of_no_account(frame: types.FrameType | None, called: str) -> bool:
     return keeps_state or is_temporary or _is_of_compiler(calls)
 
 
+def _is_for_user(frame: types.FrameType | None) -> bool:
+    """Whether code of the user's gets to know what a function in C returns, which the code of this frame calls."""
+    modules = (str(each.f_globals.get("__name__")) for each in _callers(frame))
+    return not is_library(next((name for name in modules if name.partition(".")[0] not in _HANDS_ON), None))
+
+
 def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
     """Whether a compiler is at work, and no code that it has made has called what runs now."""
     nearest = next((module for module, _ in calls if module.startswith(_COMPILERS)), "")
@@ -379,11 +393,14 @@ def _is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
 
 def _calls(frame: types.FrameType | None) -> list[tuple[str, str]]:
     """Python module and function of each call under way, the innermost first."""
-    calls = []
+    return [(str(each.f_globals.get("__name__")), each.f_code.co_name) for each in _callers(frame)]
+
+
+def _callers(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frame, and those that called it."""
     while frame is not None:
-        calls.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+        yield frame
         frame = frame.f_back
-    return calls
 
 
 def _is_ours(frame: types.FrameType) -> bool:
@@ -394,7 +411,7 @@ def _is_ours(frame: types.FrameType) -> bool:
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
 _PARTS = (reads_data, writes_data, hands_over_work, _is_of_extension)
-_PARTS += (_is_of_no_account, _is_of_compiler, _calls, _is_import, _is_ours)
+_PARTS += (_is_of_no_account, _is_of_compiler, _is_for_user, _calls, _callers, _is_import, _is_ours)
 for _each in (*vars(Watch).values(), *_PARTS):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

@@ -5,14 +5,19 @@ import concurrent.futures
 import contextlib
 import cProfile
 import functools
+import glob
+import inspect
 import logging
+import os
 import queue
 import random
 import sys
 import tempfile
 import threading
 import time
+import uuid
 import weakref
+from pathlib import Path
 
 import contourpy
 import numpy as np
@@ -133,6 +138,14 @@ UNGUARDED = {
     "random.uniform": lambda x: random.uniform(1, 2),
     "numpy.random": lambda x: float(np.random.rand()),
     "time.monotonic": lambda x: clock(),
+    "posix.stat by os.path.exists": lambda x: 2.0 if os.path.exists(__file__) else 1.0,
+    "posix.stat by Path.exists": lambda x: 2.0 if Path(__file__).exists() else 1.0,
+    "posix.stat by os.path.getsize": lambda x: os.path.getsize(__file__) / 1e5,
+    "io.open by read_text": lambda x: len(Path(__file__).read_text()) / 1e5,
+    "posix.lstat by glob": lambda x: float(len(glob.glob(__file__))),
+    "posix.urandom by uuid4": lambda x: uuid.uuid4().int % 7 / 7,
+    "sys._getframe": lambda x: float(sys._getframe(1).f_lineno),
+    "sys._getframe by inspect": lambda x: float(inspect.currentframe().f_back.f_lineno),
 }
 
 
@@ -147,6 +160,16 @@ def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplo
     assert not any(op.replayable for op in found.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert name.partition(".")[0] in warning
+
+
+def test_a_path_that_is_put_together_and_a_line_of_the_log_read_nothing():
+    def number(x):
+        logging.getLogger(__name__).error("at %s", os.path.join(os.path.dirname(__file__), "models"))
+        return float(len((Path("a") / "b").parts))
+
+    work, block = recomputing(), Block(number)
+    zoo.gradients(block, (batch(),), {}, functools.partial(work.checkpoint, block))
+    assert not any(variant.doubt for _, variant in work.blocks.variants())
 
 
 def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
