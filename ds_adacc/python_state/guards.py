@@ -36,7 +36,7 @@ from ds_adacc.python_state.content import (
 )
 from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.held_tensors import inside
-from ds_adacc.python_state.kept_results import KeptResults
+from ds_adacc.python_state.kept_results import KeptResults, objects_kept
 
 Guards = dict[str, Hashable]
 
@@ -210,6 +210,8 @@ class Walk:
             self.value(f"{name}.wrapped{number or ''}", each, depth)
             if isinstance(function, functools._lru_cache_wrapper):
                 self.guards[f"{name}.results"] = KeptResults(function, each)
+                for place, result in enumerate(objects_kept(function)):
+                    self.value(f"{name}.result{place}", result, depth - 1)
 
     def _trust(self, name: str, value: Any) -> None:
         if isinstance(self.guards[name], Unreadable):
