@@ -19,6 +19,7 @@ from ds_adacc.python_state.places import Place
 RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 # Python's own random generator, and NumPy's: what their functions are bound to.
 _GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.random, numpy.random.random))
+_IMPORTING = frozenset({"import_module", "__import__"})  # functions that get the name as a text
 _WITHOUT_STATE = (types.NoneType, types.NotImplementedType, types.EllipsisType)
 
 
@@ -33,7 +34,7 @@ class CodePlaces:
         self.sources: dict[str, bool] = {}
         self._code = code
         # A text may be the name in `globals()["name"]` or in `getattr(module, "name")`.
-        texts = [each for each in code.co_consts if type(each) is str]
+        texts = self._texts = [each for each in code.co_consts if type(each) is str]
         self._names = tuple(dict.fromkeys((*code.co_names, *texts)))
         self._globals = {*global_names(code), *texts}
         self._met: set[types.ModuleType] = set()
@@ -53,6 +54,8 @@ class CodePlaces:
     def add_imports(self, namespace: Mapping[str, Any]) -> bool:
         """Add what the code names of the Python modules that it imports itself. False: some are not there yet."""
         known = [_imported_module(name, level, namespace) for name, level in imports(self._code)]
+        if not _IMPORTING.isdisjoint(self._code.co_names):
+            known += map(sys.modules.get, self._texts)
         for module in known:
             if module is not None:
                 self.add_members(module)
