@@ -129,6 +129,40 @@ def test_what_follows_from_data_is_not_recomputed(name):
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
 
 
+def inverse(x):
+    return torch.linalg.inv(x[0, :, :3])
+
+
+def inverse_if_any(x):
+    try:
+        return inverse(x).sum() * x
+    except torch.linalg.LinAlgError:
+        return x.cos()
+
+
+def inverse_or_one(x):
+    try:
+        return inverse(x).sum() * x
+    except:  # noqa: E722
+        return x.cos()
+
+
+@pytest.mark.parametrize("first", [1.0, 0.0], ids=["first there is an inverse", "first there is none"])
+@pytest.mark.parametrize("number", [inverse_if_any, inverse_or_one])
+def test_nothing_after_an_error_that_the_block_may_catch_is_recomputed(number, first):
+    work, block = recomputing(), Block(lambda x: number(x * block.factor))
+    for factor in (first, 1.0 - first):
+        block.factor = torch.tensor(factor)  # not a number that is read
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block)))
+    assert work.recordings == 1
+
+
+def test_an_error_that_no_block_catches_tells_nothing_of_data():
+    assert all(op.replayable for op in record(Block(lambda x: inverse(x).sum()), (batch(),), {}).ops)
+
+
 def clock():
     return time.monotonic() % 1
 
