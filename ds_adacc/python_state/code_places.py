@@ -116,5 +116,7 @@ def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> typ
 
 def _source(value: Any) -> str | None:
     """The Python module of the object that a bound method of C code belongs to."""
-    owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
+    # A `__getattr__` of the user's may raise what it likes, so only a class that has the attribute is asked.
+    is_bound = hasattr(type(value), "__self__") and not isinstance(value, type | types.ModuleType | torch.Tensor)
+    owner = value.__self__ if is_bound else None
     return None if owner is None else type(owner).__module__

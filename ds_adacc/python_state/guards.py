@@ -25,6 +25,7 @@ from ds_adacc.python_state.content import (
     SCALARS,
     Items,
     Unreadable,
+    attributes_of,
     bytes_of,
     holds_attributes_alone,
     is_known_by_identity,
@@ -221,7 +222,7 @@ class Walk:
         kind, guards = type(value), self.guards
         if isinstance(value, int | float | complex | str | bytes | range | numbers.Number):
             guards[name] = kind, value
-            items = items_of(value)
+            items = attributes_of(value)
         elif isinstance(value, set | frozenset):
             items = _attributes_of_plain_set(value)
             elements = None if items is None else tuple([(type(element), element) for element in value])
@@ -241,8 +242,8 @@ class Walk:
         elif len(items) > _most_items(kind):
             guards[name] = _long(kind, items)
         else:
-            for key, item in items:
-                self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
+            for place, (key, item) in enumerate(items):
+                self.value(f"{name}{_step(key, place)}", item, depth - 1)
 
     def classes(self, kind: type) -> None:
         """The bases, the functions and the other attributes of the user's classes."""
@@ -271,6 +272,8 @@ class Walk:
                 elif state is not None:
                     self.value(f"{name}.{key}", state, DEPTH)
             self.guards[name] = _Class(cls.__mro__, tuple(functions))
+        if type(kind) is not type:
+            self.classes(type(kind))
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
@@ -295,7 +298,24 @@ def _order(value: Any, items: Items) -> Hashable:
     """How many items there are; their keys or names, if they have any: a block may compute with one after the other."""
     if isinstance(value, list | tuple | collections.deque) or len(items) > _most_items(type(value)):
         return len(items)
-    return tuple([key if type(key) in SCALARS else repr(key) for key, _ in items])
+    return tuple([key if type(key) in SCALARS else _mark_of_key(key) for key, _ in items])
+
+
+def _mark_of_key(key: Any) -> Hashable:
+    """The mark of a key of a dict. Of one that is told by identity, its text may be that of others, or its data."""
+    mark = token(key) if _is_told_by_identity(key) else None
+    return mark if type(mark) is _Same else repr(key)  # a reading keeps no key alive
+
+
+def _step(key: Any, place: int) -> str:
+    """How an item is called within its container, in which it has this place. No other item is called so."""
+    if type(key) is str and "." not in key and "[" not in key:
+        return f".{key}"
+    return f"[{type(key).__name__} {place}]" if _is_told_by_identity(key) else f"[{key!r}]"
+
+
+def _is_told_by_identity(key: Any) -> bool:
+    return isinstance(key, torch.Tensor) or type(key).__hash__ is object.__hash__
 
 
 def _most_items(kind: type) -> int:
