@@ -207,6 +207,22 @@ class Variant:
             if is_of_attributes(self.guards.get(owner))
         }
 
+    def learn_at_other_sizes(self, earlier: Variant, is_alike: bool) -> None:
+        """Learn from the last variant at other sizes which numbers make no difference, though no code names them.
+
+        Where lengths vary, a length may not come thrice for a long time. `is_alike`: the same operators ran, with the
+        same constants.
+        """
+        self.harmless, self.decisive = earlier.harmless, earlier.decisive
+        self.unread = frozenset(self._unnamed(earlier.unread))
+        if not is_alike or earlier.guards is None or self.guards is None:
+            return
+        changed = (moved(earlier.guards, self.guards, earlier.ignored) or set()) - earlier.ignored - self.unread
+        unnamed = self._unnamed(changed) & earlier._unnamed(changed)
+        if changed <= unnamed - self.decisive:
+            self.harmless = earlier.harmless + Counter(changed)
+            self.unread |= {name for name in changed if self.harmless[name] >= _DISTINCT_NUMBERS - 1}
+
     def succeed(self, earlier: Variant, had_settled: bool, is_same_program: bool) -> None:
         """Learn from the earlier variant of the same signature, of which something has changed (Rule E11).
 
