@@ -19,6 +19,7 @@ from ds_adacc.python_state.places import Place
 RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 # Python's own random generator, and NumPy's: what their functions are bound to.
 _GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.random, numpy.random.random))
+_ASKING = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})  # whether something is there
 _IMPORTING = frozenset({"import_module", "__import__"})  # functions that get the name as a text
 _WITHOUT_STATE = (types.NoneType, types.NotImplementedType, types.EllipsisType)
 
@@ -37,6 +38,9 @@ class CodePlaces:
         texts = self._texts = [each for each in code.co_consts if type(each) is str]
         self._names = tuple(dict.fromkeys((*code.co_names, *texts)))
         self._globals = {*global_names(code), *texts}
+        # What is not there yet, but may be at a later call: `getattr(module, "name", 1.0)` has an answer for now.
+        asks = not _ASKING.isdisjoint(code.co_names)
+        self._may_come = {text for text in texts if text.isidentifier()} if asks else set[str]()
         self._met: set[types.ModuleType] = set()
 
     def add_globals(self, frame: types.FrameType) -> None:
@@ -47,6 +51,8 @@ class CodePlaces:
                 self._add_global(namespace, name)
             elif name in self._globals and not _is_pythons(frame.f_builtins.get(name)):
                 self._add_global(frame.f_builtins, name)
+            elif name in self._may_come or (name in self._globals and name not in (*self._texts, *frame.f_builtins)):
+                self._add_absent(namespace, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
                 self.add_members(frame.f_locals[name])
@@ -68,7 +74,11 @@ class CodePlaces:
         self._met.add(module)
         source, members = module.__name__, vars(module)
         for name in self._names:
-            if name not in members or name.startswith("__"):
+            if name.startswith("__"):
+                continue
+            if name not in members:
+                if name in self._may_come and not is_library(source):
+                    self._add_absent(members, name)
                 continue
             value = members[name]
             if isinstance(value, types.ModuleType):
@@ -87,6 +97,9 @@ class CodePlaces:
             self._cannot_guard(full_name, value)
         elif not (isinstance(value, type) and is_library(value.__module__)):
             self.found.setdefault(full_name, (namespace, name))
+
+    def _add_absent(self, namespace: Mapping[str, Any], name: str) -> None:
+        self.found.setdefault(f"{namespace.get('__name__')}.{name}", (namespace, name))
 
     def _cannot_guard(self, what: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import uuid
 import weakref
 from pathlib import Path
@@ -376,6 +377,35 @@ def test_a_global_may_change(number, monkeypatch):
     for value in (1.0, 1.0, 3.0, 3.0):
         factor = factors[0] = value
         monkeypatch.setattr(builtins, "factor_of_all", value, raising=False)
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+
+
+def by_name(x):
+    try:
+        return coming
+    except NameError:
+        return 1.0
+
+
+settings = types.ModuleType("settings_of_a_user")
+COMING = {
+    "member": (lambda x: getattr(settings, "coming", 1.0), settings),
+    "member, asked for": (lambda x: 3.0 if hasattr(settings, "coming") else 1.0, settings),
+    "global": (lambda x: globals().get("coming", 1.0), sys.modules[__name__]),
+    "global, by its name": (by_name, sys.modules[__name__]),
+}
+
+
+@pytest.mark.parametrize("name", COMING)
+def test_what_is_not_there_may_come(name, monkeypatch):
+    number, module = COMING[name]
+    work, block = recomputing(), Block(number)
+    for step in range(4):
+        if step == 2:
+            monkeypatch.setattr(module, "coming", 3.0, raising=False)
         x = batch()
         plain = zoo.gradients(block, (x,), {})
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
