@@ -23,6 +23,7 @@ STATISTICS = "reads or updates running statistics, and writes to them are not co
 REPLACED = "gives a tensor other memory"  # as it was in the recorded call
 # As torch.nn.utils.parametrize does at each registration. It counts as a write, so no version tells of real ones.
 PARAMETRIZED = "reads a parameter that is parametrized anew in each call"
+MOVED = "reads a parameter that the forward gives other data"  # as by `weight.data = ...`, which nothing tells of
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators

@@ -16,6 +16,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
 LIFT_FRESH = torch.ops.aten.lift_fresh.default  # torch calls it with each tensor that it has made of numbers or arrays
 LIFTS = (LIFT_FRESH, torch.ops.aten.lift_fresh_copy.default)
+CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default  # raises an error if a matrix is singular, say
 _STATISTICS = frozenset(("running_mean", "running_var"))  # arguments of batch norms
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
 _OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags

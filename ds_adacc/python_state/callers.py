@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch._dynamo.eval_frame import skip_code
+
+from ds_adacc.python_state.content import is_library
 
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")
 _MADE_BY_COMPILERS = "torch._inductor.runtime.compile_tasks."  # the Python modules that Inductor generates
+# Of the standard library, what hands on to its caller what it has read outside. Others read it for themselves, as
+# `logging` does the clock, and imports do folders.
+_HANDS_ON = frozenset({"os", "posixpath", "ntpath", "genericpath", "pathlib", "glob", "shutil", "json", "configparser"})
+_HANDS_ON |= {"uuid", "random", "secrets", "inspect"}
 _STATE = frozenset({"getstate", "setstate"})  # of Python's generator
 
 
@@ -41,11 +47,20 @@ def is_of_compiler(calls: Sequence[tuple[str, str]]) -> bool:
 
 def calls_under_way(frame: types.FrameType | None) -> list[tuple[str, str]]:
     """Python module and function of each call under way, the innermost first."""
-    calls = []
+    return [(str(each.f_globals.get("__name__")), each.f_code.co_name) for each in _outward(frame)]
+
+
+def is_for_user(frame: types.FrameType | None) -> bool:
+    """Whether code of the user's gets to know what a function in C returns, which the code of this frame calls."""
+    modules = (str(each.f_globals.get("__name__")) for each in _outward(frame))
+    return not is_library(next((name for name in modules if name.partition(".")[0] not in _HANDS_ON), None))
+
+
+def _outward(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """The frame, and those that called it."""
     while frame is not None:
-        calls.append((str(frame.f_globals.get("__name__")), frame.f_code.co_name))
+        yield frame
         frame = frame.f_back
-    return calls
 
 
 def is_ours(frame: types.FrameType) -> bool:
@@ -54,5 +69,5 @@ def is_ours(frame: types.FrameType) -> bool:
 
 
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them.
-for _each in (is_import, is_random_of_no_account, is_of_compiler, calls_under_way, is_ours):
+for _each in (is_import, is_random_of_no_account, is_of_compiler, is_for_user, calls_under_way, _outward, is_ours):
     skip_code(_each.__code__)

@@ -19,6 +19,9 @@ from ds_adacc.python_state.places import Place
 RANDOM = frozenset({"random", "_random", "numpy.random", "numpy.random.mtrand", "numpy.random._generator", "secrets"})
 # Python's own random generator, and NumPy's: what their functions are bound to.
 _GENERATORS = tuple(getattr(function, "__self__", None) for function in (random.random, numpy.random.random))
+_ASKING = frozenset({"getattr", "hasattr", "vars", "globals", "__dict__"})  # whether something is there
+_IMPORTING = frozenset({"import_module", "__import__"})  # functions that get the name as a text
+_WITHOUT_STATE = (types.NoneType, types.NotImplementedType, types.EllipsisType)
 
 
 class CodePlaces:
@@ -32,9 +35,12 @@ class CodePlaces:
         self.sources: dict[str, bool] = {}
         self._code = code
         # A text may be the name in `globals()["name"]` or in `getattr(module, "name")`.
-        texts = [each for each in code.co_consts if type(each) is str]
+        texts = self._texts = [each for each in code.co_consts if type(each) is str]
         self._names = tuple(dict.fromkeys((*code.co_names, *texts)))
         self._globals = {*global_names(code), *texts}
+        # What is not there yet, but may be at a later call: `getattr(module, "name", 1.0)` has an answer for now.
+        asks = not _ASKING.isdisjoint(code.co_names)
+        self._may_come = {text for text in texts if text.isidentifier()} if asks else set[str]()
         self._met: set[types.ModuleType] = set()
 
     def add_globals(self, frame: types.FrameType) -> None:
@@ -43,6 +49,10 @@ class CodePlaces:
         for name in self._names:
             if name in self._globals and name in namespace:
                 self._add_global(namespace, name)
+            elif name in self._globals and not _is_pythons(frame.f_builtins.get(name)):
+                self._add_global(frame.f_builtins, name)
+            elif name in self._may_come or (name in self._globals and name not in (*self._texts, *frame.f_builtins)):
+                self._add_absent(namespace, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
                 self.add_members(frame.f_locals[name])
@@ -50,6 +60,8 @@ class CodePlaces:
     def add_imports(self, namespace: Mapping[str, Any]) -> bool:
         """Add what the code names of the Python modules that it imports itself. False: some are not there yet."""
         known = [_imported_module(name, level, namespace) for name, level in imports(self._code)]
+        if not _IMPORTING.isdisjoint(self._code.co_names):
+            known += map(sys.modules.get, self._texts)
         for module in known:
             if module is not None:
                 self.add_members(module)
@@ -62,7 +74,11 @@ class CodePlaces:
         self._met.add(module)
         source, members = module.__name__, vars(module)
         for name in self._names:
-            if name not in members or name.startswith("__"):
+            if name.startswith("__"):
+                continue
+            if name not in members:
+                if name in self._may_come and not is_library(source):
+                    self._add_absent(members, name)
                 continue
             value = members[name]
             if isinstance(value, types.ModuleType):
@@ -82,9 +98,20 @@ class CodePlaces:
         elif not (isinstance(value, type) and is_library(value.__module__)):
             self.found.setdefault(full_name, (namespace, name))
 
+    def _add_absent(self, namespace: Mapping[str, Any], name: str) -> None:
+        self.found.setdefault(f"{namespace.get('__name__')}.{name}", (namespace, name))
+
     def _cannot_guard(self, what: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         self.sources.setdefault(f"{what} in {self._code.co_name}", is_put_back(owner))
+
+
+def _is_pythons(value: Any) -> bool:
+    """Whether it is one of Python's own builtins, or nothing. Programs put others there, to have them everywhere."""
+    if isinstance(value, type | types.BuiltinFunctionType):
+        return value.__module__ in ("builtins", "io", "_io")  # of the latter is `open`
+    kind = type(value)
+    return kind in _WITHOUT_STATE or kind.__module__ == "_sitebuiltins"
 
 
 def is_put_back(owner: Any) -> bool:
@@ -102,5 +129,7 @@ def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> typ
 
 def _source(value: Any) -> str | None:
     """The Python module of the object that a bound method of C code belongs to."""
-    owner = None if isinstance(value, type | types.ModuleType | torch.Tensor) else getattr(value, "__self__", None)
+    # A `__getattr__` of the user's may raise what it likes, so only a class that has the attribute is asked.
+    is_bound = hasattr(type(value), "__self__") and not isinstance(value, type | types.ModuleType | torch.Tensor)
+    owner = value.__self__ if is_bound else None
     return None if owner is None else type(owner).__module__

@@ -134,7 +134,7 @@ def is_of_package(value: Any) -> bool:
 
 def is_known_by_identity(value: Any) -> bool:
     """Whether the object holds no number that could change: a class, a Python module, a lock, a compiled kernel."""
-    if isinstance(value, _NAMED):
+    if isinstance(value, _NAMED) or type(value) is object:
         return True
     if isinstance(value, threading.local | torch.Size):
         return False
@@ -166,7 +166,9 @@ def _items_of(value: Any) -> Items | None:
     if not _is_visible(kind):
         return None
     items = _attributes(value, kind)
-    if isinstance(value, dict):
+    if isinstance(value, collections.OrderedDict):  # `move_to_end` changes an order that dict does not know
+        items += collections.OrderedDict.items(value)
+    elif isinstance(value, dict):
         items += dict.items(value)
     elif isinstance(value, list | tuple | collections.deque):
         items += enumerate(kind.__iter__(value))
@@ -279,6 +281,16 @@ def _is_visible(kind: type) -> bool:
 def _size_without_slots(kind: type) -> int:
     base = next(cls for cls in kind.__mro__ if cls in _BASES or cls is object)
     return _SIZES[base, kind.__dictoffset__ != 0, kind.__weakrefoffset__ != 0]
+
+
+def attributes_of(value: Any) -> Items:
+    """What is in the `__dict__` and in the slots of a number or a text of a class of its own."""
+    return _attributes(value, type(value))
+
+
+def slots_of(kind: type) -> list[str]:
+    """The names of the slots of the class's objects."""
+    return [slot.__name__ for slot in _slots(kind)]
 
 
 def _slots(kind: type) -> list[types.MemberDescriptorType]:

@@ -82,6 +82,23 @@ class GuardHistory:
             self.ignored = earlier.ignored | changed
             self.doubt = self.doubt or f"{in_short(changed - unnamed or changed)}, which keeps changing"
 
+    def learn_at_other_sizes(self, earlier: GuardHistory, is_alike: bool) -> None:
+        """Learn from the last recording at other sizes which numbers make no difference, though no code names them.
+
+        Where lengths vary, a length may not come thrice for a long time. `is_alike`: the same operators ran, with the
+        same constants.
+        """
+        self.harmless, self.decisive = earlier.harmless, earlier.decisive
+        self.unread = frozenset(self._unnamed(earlier.unread))
+        if not is_alike or earlier.guards is None or self.guards is None:
+            return
+        changed = changed_values(earlier.guards, self.guards, earlier.ignored) or set()
+        changed -= earlier.ignored | self.unread
+        unnamed = self._unnamed(changed) & earlier._unnamed(changed)
+        if changed <= unnamed - self.decisive:
+            self.harmless = earlier.harmless + Counter(changed)
+            self.unread |= {name for name in changed if self.harmless[name] >= _DISTINCT_NUMBERS - 1}
+
     def _unnamed(self, numbers: Collection[str]) -> set[str]:
         """Those of the numbers that an object or a module keeps as attributes which no code of the block names."""
         if self.named is None or self.guards is None:

@@ -25,6 +25,7 @@ from ds_adacc.python_state.content import (
     SCALARS,
     Items,
     Unreadable,
+    attributes_of,
     bytes_of,
     holds_attributes_alone,
     is_known_by_identity,
@@ -32,11 +33,12 @@ from ds_adacc.python_state.content import (
     is_of_package,
     items_of,
     mark_of_number,
+    slots_of,
 )
 from ds_adacc.python_state.function_marks import mark_of_function, state_in, wrapped_in
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import WeakIdentity, identity_mark
-from ds_adacc.python_state.kept_results import KeptResults
+from ds_adacc.python_state.kept_results import KeptResults, objects_kept
 from ds_adacc.python_state.tensor_marks import TensorMark, mark_of_parameter, mark_of_tensor
 
 Guards = dict[str, Hashable]
@@ -174,6 +176,8 @@ class Walk:
             self.value(f"{name}.wrapped{number or ''}", each, depth)
             if isinstance(function, functools._lru_cache_wrapper):
                 self.guards[f"{name}.results"] = KeptResults(function, each)
+                for place, result in enumerate(objects_kept(function)):
+                    self.value(f"{name}.result{place}", result, depth - 1)
 
     def _trust(self, name: str, value: Any) -> None:
         if isinstance(self.guards[name], Unreadable):
@@ -183,7 +187,7 @@ class Walk:
         kind, guards = type(value), self.guards
         if isinstance(value, int | float | complex | str | bytes | range | numbers.Number):
             guards[name] = kind, value
-            items = items_of(value)
+            items = attributes_of(value)
         elif isinstance(value, set | frozenset):
             items = _attributes_of_plain_set(value)
             elements = None if items is None else tuple([(type(element), element) for element in value])
@@ -203,8 +207,8 @@ class Walk:
         elif len(items) > _most_items(kind):
             guards[name] = _long(kind, items)
         else:
-            for key, item in items:
-                self.value(f"{name}.{key}" if type(key) is str else f"{name}[{key!r}]", item, depth - 1)
+            for place, (key, item) in enumerate(items):
+                self.value(f"{name}{_step(key, place)}", item, depth - 1)
 
     def classes(self, kind: type) -> None:
         """The bases, the functions and the other attributes of the user's classes."""
@@ -233,11 +237,15 @@ class Walk:
                 elif state is not None:
                     self.value(f"{name}.{key}", state, DEPTH)
             self.guards[name] = _Class(cls.__mro__, tuple(functions))
+        if type(kind) is not type:
+            self.classes(type(kind))
 
     def _attributes(self, name: str, module: nn.Module, depth: int) -> None:
         self.classes(type(module))
         for key in guarded(module):
             self.value(f"{name}.{key}", module.__dict__[key], depth)
+        for key in slots_of(type(module)):
+            self.value(f"{name}.{key}", getattr(module, key, None), depth)
 
     def _met(self, name: str, value: Any) -> bool:
         first = self.met.setdefault(id(value), name)
@@ -255,7 +263,24 @@ def _order(value: Any, items: Items) -> Hashable:
     """How many items there are; their keys or names, if they have any: a block may compute with one after the other."""
     if isinstance(value, list | tuple | collections.deque) or len(items) > _most_items(type(value)):
         return len(items)
-    return tuple([key if type(key) in SCALARS else repr(key) for key, _ in items])
+    return tuple([key if type(key) in SCALARS else _mark_of_key(key) for key, _ in items])
+
+
+def _mark_of_key(key: Any) -> Hashable:
+    """The mark of a key of a dict. Of one that is told by identity, its text may be that of others, or its data."""
+    mark = identity_mark(key) if _is_told_by_identity(key) else None
+    return mark if type(mark) is WeakIdentity else repr(key)  # a reading keeps no key alive
+
+
+def _step(key: Any, place: int) -> str:
+    """How an item is called within its container, in which it has this place. No other item is called so."""
+    if type(key) is str and "." not in key and "[" not in key:
+        return f".{key}"
+    return f"[{type(key).__name__} {place}]" if _is_told_by_identity(key) else f"[{key!r}]"
+
+
+def _is_told_by_identity(key: Any) -> bool:
+    return isinstance(key, torch.Tensor) or type(key).__hash__ is object.__hash__
 
 
 def _most_items(kind: type) -> int:

@@ -6,13 +6,18 @@ Such a result was computed before, perhaps of globals that have changed since, a
 from __future__ import annotations
 
 import functools
+import gc
 import types
 import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from ds_adacc.python_state.content import global_names, imports, is_library
+import torch
+
+from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity, is_library
 from ds_adacc.python_state.function_marks import mark_of_function
+
+_MOST = 4  # results that are read at every call; a table for each length would have the block recorded at each
 
 
 class KeptResults:
@@ -65,6 +70,27 @@ def _defining_module(value: Any) -> str:
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
         return str(getattr(value, "__module__", None))  # of some functions in C it is None
     return "__main__"
+
+
+def objects_kept(function: functools._lru_cache_wrapper[Any]) -> list[Any]:
+    """The results that the function has kept, as far as they can change: objects, lists, dicts. Of many, none.
+
+    Those may be settings that the program changes later, which it gets by the function too.
+    """
+    if getattr(function, "_dynamo_marked_constant", False):
+        return []
+    referred = gc.get_referents(function)  # keys and results, unless the dict has them, the dict, what computes, ...
+    place = next((n for n, each in enumerate(referred) if each is function.__wrapped__), 0) - 1
+    if place < 0 or type(referred[place]) is not dict:
+        return []
+    found = {id(each): each for each in (*referred[:place], *referred[place].values()) if _may_change(each)}
+    return [found[key] for key in sorted(found)] if len(found) <= _MOST else []
+
+
+def _may_change(result: Any) -> bool:
+    is_of_cache = type(result).__module__ == "functools"
+    is_fixed = type(result) in SCALARS or isinstance(result, torch.Tensor | tuple | frozenset | types.FunctionType)
+    return not (is_of_cache or is_fixed or is_known_by_identity(result))
 
 
 def kept_results(marks: Mapping[str, Hashable]) -> dict[str, types.CodeType]:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number
+from ds_adacc.python_state.content import SCALARS, is_same_number, mark_of_number, slots_of
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, of_users
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import identity_mark
@@ -166,6 +166,7 @@ class Structure:
         self.others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
         self.others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
+        self.others += [(f"{name}.{key}", place, "", key, DEPTH) for key in slots_of(type(module))]
         for key in attributes:
             value = module.__dict__[key]
             if type(value) in SCALARS:
@@ -203,7 +204,11 @@ class Structure:
     def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
         """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""
         owners = modules or [reference() for reference in self._modules]
-        return [getattr(owners[at], held)[key] for _, at, held, key, _ in self.others]
+        # In no dict are the slots of a module's class.
+        return [
+            getattr(owners[at], held)[key] if held else getattr(owners[at], key, None)
+            for _, at, held, key, _ in self.others
+        ]
 
     def named(self, held: Sequence[Any]) -> list[tuple[str, Any, int]]:
         """What `held` has returned, each with its name and the depth to which it is to be read."""

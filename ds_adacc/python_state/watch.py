@@ -2,7 +2,8 @@
 
 A guard needs a place where it can read a number again. The functions that run while the block is recorded show which
 globals and class attributes those are. Some numbers have no such place: those of Python's and NumPy's random
-generators, of the clock, of a file. And some of a tensor's data reach Python without the dispatcher.
+generators, of the clock, of a file, of a caller's variables. And some of a tensor's data reach Python without the
+dispatcher.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.autograd.function import BackwardCFunction
 from ds_adacc.python_state.callers import (
     COMPILED_CODE,
     calls_under_way,
+    is_for_user,
     is_import,
     is_of_compiler,
     is_ours,
@@ -43,7 +45,9 @@ _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", 
 _LAUNCHES = frozenset({"run", "runner", "__call__"})
 _MAKERS = frozenset({"tensor", "as_tensor", "new_tensor"})  # functions of torch that make a tensor of a number
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
-_OUTSIDE = frozenset({"time", "datetime", "uuid", "posix", "nt", "_io", "io", "_socket"})
+_OUTSIDE = frozenset({"time", "datetime", "uuid", "_uuid", "posix", "nt", "_io", "io", "_socket"})
+_PATHS_ALONE = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex"})  # no file is looked at
+_FRAMES = frozenset({"_getframe", "_current_frames"})  # of `sys`: by these, code reads variables of its callers
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
 _COLLECTIVES = frozenset(
@@ -304,11 +308,12 @@ class Watch:
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
-            is_read = source in _OUTSIDE and not is_library(frame.f_globals.get("__name__"))
+            is_outside = source in _OUTSIDE and name not in _PATHS_ALONE
+            is_read = (is_outside or (source == "sys" and name in _FRAMES)) and is_for_user(frame)
             if is_read or (source in RANDOM and not is_random_of_no_account(frame, name)):
                 what = f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"
                 self.sources.setdefault(what, is_put_back(owner))
-            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE:
+            elif isinstance(owner, types.ModuleType) and source not in _OUTSIDE and name not in _FRAMES:
                 self._harmless.add(called)  # of a bound method, each call makes another object
 
     def _note_address(self, owner: Any) -> None:

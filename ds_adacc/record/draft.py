@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -17,6 +17,7 @@ from ds_adacc.program.recording import Position, Recording
 from ds_adacc.program.refusals import (
     COLLECTIVE,
     COMPILED,
+    MOVED,
     OPAQUE,
     PARAMETRIZED,
     REPLACED,
@@ -106,7 +107,9 @@ class Draft:
         )
         statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
-        readers |= {op.index: PARAMETRIZED for op in self._ops if self._reads_parametrized(op)}
+        readers |= {op.index: PARAMETRIZED for op in self._ops if _reads(op, self._parametrized)}
+        moved = known.moved()
+        readers |= {op.index: MOVED for op in self._ops if _reads(op, moved)}
         doubtful = extra_refusals(recording, self._taint.first_doubtful, self._masks)
         return recording.refuse({**doubtful, **readers, **self.draws.refusals()})
 
@@ -124,9 +127,6 @@ class Draft:
         if isinstance(found, ParameterRef):
             self._parametrized.add(found.index)
         return isinstance(found, ParameterRef)
-
-    def _reads_parametrized(self, op: RecordedOp) -> bool:
-        return any(type(ref) is ParameterRef and ref.index in self._parametrized for ref in op.sources)
 
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
         """Note a tensor that torch has just made of a number. `is_doubtful`: as of `MadeOfNumbers.add`."""
@@ -341,6 +341,10 @@ class Draft:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
         op = self._append(RecordedOp(len(self._ops), KERNEL, (), (), (len(self.known.values),), COMPILED))
         return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
+
+
+def _reads(op: RecordedOp, parameters: Collection[int]) -> bool:
+    return any(type(ref) is ParameterRef and ref.index in parameters for ref in op.sources)
 
 
 def _settled(op: RecordedOp, made: Any, dynamic: bool) -> RecordedOp:

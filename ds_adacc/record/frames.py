@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
+_CATCHES = frozenset({"JUMP_IF_NOT_EXC_MATCH", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"})  # instructions of `except Error`
 
 
 def run_recorded(call: BlockCall) -> Any:
@@ -33,9 +37,26 @@ def frames_of_block() -> list[FrameType]:
     return frames
 
 
+def may_catch_errors() -> bool:
+    """Whether code of the block under way catches errors: what runs next may tell whether there was one."""
+    return any(_catches(frame.f_code) for frame in frames_of_block() if not _is_not_the_users(frame))
+
+
+@functools.lru_cache(4096)
+def _catches(code: CodeType) -> bool:
+    names = [each.opname for each in dis.get_instructions(code)]
+    return not _CATCHES.isdisjoint(names) or ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(
+        names
+    )  # a bare `except`
+
+
+def _is_not_the_users(frame: FrameType) -> bool:
+    return (module_and_function(frame)[0] or "").split(".")[0] in _NOT_THE_USERS
+
+
 def line_of_block() -> str:
     """The line that runs now, as `file.py:12 (function)`: the innermost that is in neither torch nor threading."""
     for frame in frames_of_block():
-        if (module_and_function(frame)[0] or "").split(".")[0] not in _NOT_THE_USERS:
+        if not _is_not_the_users(frame):
             return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_name})"
     return "a line that is not known"

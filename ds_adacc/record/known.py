@@ -35,6 +35,7 @@ class KnownTensors:
         self._closure = closure
         self._places: dict[int, int] = {}  # in `parameters`, by identity
         self._by_address = {parameter.data_ptr(): parameter for parameter in reversed([*closure.parameters])}
+        self._addresses = {id(parameter): parameter.data_ptr() for parameter in closure.parameters}
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
         # place may come from anywhere. Each with an alias: one that is made within the forward's operators counts no
         # writes, and a replay in this call's backward must notice them.
@@ -151,6 +152,15 @@ class KnownTensors:
         tensor = self.tensors.at_hand(index)
         if tensor is not None:
             self._checksums[index] = checksum(tensor)
+
+    def moved(self) -> set[int]:
+        """The parameters that have other memory than before the forward. Those that ZeRO-3 moves have the same data."""
+        return {
+            index
+            for index, parameter in enumerate(self.parameters)
+            if self._addresses.get(id(parameter)) not in (None, parameter.data_ptr())
+            and not hasattr(parameter, "ds_id")
+        }
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""

@@ -19,6 +19,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import (
+    CHECK_ERRORS,
     LIFT_FRESH,
     generator_states,
     has_dynamic_shape,
@@ -35,7 +36,7 @@ from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.frames import run_recorded
+from ds_adacc.record.frames import may_catch_errors, run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept import kept_by_arguments, kept_by_context
 from ds_adacc.record.kernel_call import KernelCall
@@ -112,6 +113,9 @@ class Recorder(BesideCompiled):
                 self.watch.reads.note(self._kernel.python_reads.places)
         try:
             result = self._run(func if self._kernel is None else self._kernel.run, args, kwargs)
+        except Exception:
+            self.note_read()  # data may be why, and the block may catch the error
+            raise
         finally:
             kernel, self._kernel = self._kernel, None
         if self.failure is None:
@@ -307,7 +311,8 @@ class Recorder(BesideCompiled):
         if of_kernel is not None:
             refusal = refusal or of_kernel
             self.draft.remark(f"{func}: never replayed: {refusal}")
-        if not self.draft.is_tainted and reveals_data(func, given, outputs):
+        is_read = not self.draft.is_tainted and reveals_data(func, given, outputs)
+        if is_read or (func is CHECK_ERRORS and may_catch_errors()):
             self.draft.note_read([*tensors_in(given)])
         dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
         args, kwargs = encoded

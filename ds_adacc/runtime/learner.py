@@ -153,6 +153,10 @@ class Learner:
             variant.history.succeed(earlier.history, block.had_settled, _are_same(earlier.recording, recording))
             if variant.doubt and not (earlier.doubt or recording.is_whole):
                 self._warnings.doubtful(block, variant.doubt)
+        if earlier is None or earlier.is_predicted:
+            other = block.latest_at_other_sizes(incoming.signature)
+            if other is not None:
+                variant.history.learn_at_other_sizes(other.history, _are_alike(other.recording, recording))
         self._warnings.changed_again(block, changed - variant.history.ignored - variant.unread)
         if not recording.is_whole:  # a second forward runs whatever the block runs
             self._doubt(incoming, guards, variant, recording, watch)
@@ -271,6 +275,12 @@ class Learner:
 def _are_same(one: Recording, other: Recording) -> bool:
     """Whether both are the same program, with the same constants. (The text tells 0.0 from -0.0.)"""
     return one.digest == other.digest and repr(one.constants) == repr(other.constants)
+
+
+def _are_alike(one: Recording, other: Recording) -> bool:
+    """Whether both run the same operators with the same constants, perhaps at other sizes."""
+    is_same = [op.func for op in one.ops] == [op.func for op in other.ops]
+    return is_same and repr(one.constants) == repr(other.constants)
 
 
 def _names(recording: Recording, guards: Guards, watch: Watch) -> frozenset[str] | None:

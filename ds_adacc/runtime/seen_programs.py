@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,8 @@ def _marks(guards: Guards, of_all: Sequence[Guards]) -> Hashable:
 
 def _is_wrapper(mark: Hashable) -> bool:
     """Whether it is that of the forward which `wrap` has put on a block: each has its own."""
-    return isinstance(mark, weakref.ref) and hasattr(mark(), "covered")
+    forward = mark() if isinstance(mark, weakref.ref) else None
+    return isinstance(forward, types.FunctionType) and hasattr(forward, "covered")
 
 
 def _counts(name: str, mark: Hashable, of_all: Sequence[Mapping[str, Hashable]]) -> bool:

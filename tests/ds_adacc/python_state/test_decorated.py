@@ -186,6 +186,37 @@ def test_a_result_that_the_block_has_computed_itself_may_be_used_again():
     assert work.recordings == 2
 
 
+@functools.lru_cache
+def settings_kept():
+    return types.SimpleNamespace(scale=1.0)
+
+
+@functools.cache
+def numbers_kept(size):
+    return [1.0, size]
+
+
+@pytest.mark.parametrize(
+    ("use", "change"),
+    [
+        (lambda h: h * settings_kept().scale, lambda: setattr(settings_kept(), "scale", 3.0)),
+        (lambda h: h * numbers_kept(3)[0], lambda: numbers_kept(3).__setitem__(0, 3.0)),
+    ],
+)
+def test_an_object_that_was_computed_in_a_block_and_kept_may_change(use, change):
+    settings_kept.cache_clear()
+    numbers_kept.cache_clear()
+    work, block = recomputing(), Block(use)
+    for step in range(4):
+        if step == 2:
+            change()
+        x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
+        found = zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block))
+        zoo.assert_same_bits(zoo.gradients(block, (x,), {}), found)
+    assert work.recordings == 3, "also in the second call, as the first one has computed what it holds now"
+    assert all(any(op.replayable for op in variant.recording.ops) for _, variant in work.blocks.variants())
+
+
 first_factor, second_factor = 2.0, 3.0
 
 

@@ -375,6 +375,33 @@ class Shared:
     number = 1.0
 
 
+class Number(float):
+    number = 1.0
+
+
+class OfItems(dict):
+    """Raises KeyError for an attribute that is no item, as those of many scripts do."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class Kind(type):
+    number = 1.0
+
+    def __getattr__(cls, name):
+        return {"first": cls.numbers}[name][0]
+
+
+class OfKind(metaclass=Kind):
+    pass
+
+
+Kind.numbers = [1.0]
+
+INNER, OTHER = nn.Linear(1, 1), nn.Linear(1, 1)
+
+
 def own(value, number):
     value.number = number
 
@@ -386,6 +413,17 @@ def in_place(value, number):
 def of_set(value, number):
     value.clear()
     value.add(number)
+
+
+def of_key(value, number):
+    value[INNER] = number
+
+
+NOTHING, ALSO_NOTHING = object(), object()
+
+
+def of_itself(value, number):
+    value[0] = NOTHING if number == 1.0 else ALSO_NOTHING
 
 
 # An object, how a number is read from it, and how it is changed within the object.
@@ -402,6 +440,13 @@ CHANGING = {
     "thread local": (threading.local, lambda v: getattr(v, "number", 1.0), own),
     "weak": (lambda: weakref.ref(Shared), lambda v: v().number, lambda v, n: own(v(), n)),
     "class": (Shared, lambda v: v.number, lambda v, n: own(type(v), n)),
+    "attribute of a number": (lambda: Number(1.0), lambda v: v.number, own),
+    "items as attributes": (lambda: OfItems(number=1.0), lambda v: v.number, own),
+    "metaclass": (lambda: OfKind, lambda v: v.number, lambda v, n: own(Kind, n)),
+    "what a metaclass finds": (lambda: OfKind, lambda v: v.first, lambda v, n: in_place(Kind.numbers, n)),
+    "first of two keys of one text": (lambda: {INNER: 1.0, OTHER: 2.0}, lambda v: v[INNER], of_key),
+    "name with a dot": (lambda: {"a.b": 1.0, "a": {"b": 2.0}}, lambda v: v["a.b"], lambda v, n: v.update({"a.b": n})),
+    "nothing but itself": (lambda: [NOTHING], lambda v: 1.0 + (v[0] is NOTHING), of_itself),
     "bound method": (lambda: [1.0].__getitem__, lambda v: v(0), lambda v, n: in_place(v.__self__, n)),
     "number in C": (lambda: ctypes.c_double(1.0), lambda v: v.value, lambda v, n: setattr(v, "value", n)),
     "shared number": (lambda: multiprocessing.Value("d", 1.0), lambda v: v.value, lambda v, n: setattr(v, "value", n)),
@@ -419,7 +464,7 @@ def closure():
 @pytest.fixture
 def shared():
     yield
-    Shared.number = 1.0
+    Shared.number = Kind.number = Kind.numbers[0] = 1.0
 
 
 @pytest.mark.parametrize("as_argument", [False, True])
@@ -434,6 +479,29 @@ def test_a_number_may_change_within_an_object(name, as_argument, shared):
         extra = (lambda h, held=held: h * read(held)) if as_argument else None
         same_bits(work, block, batch(), None, *([extra] if as_argument else []))
     assert work.recordings == 2
+
+
+of_items = OfItems(number=1.0)
+
+
+@pytest.mark.parametrize("number", [1.0, 3.0])
+def test_a_global_whose_items_are_attributes(number):
+    of_items.number = number
+    work, block = recomputing(), zoo.HolderBlock()
+    block.use = lambda h, step: h * of_items.number
+    for _ in range(2):
+        same_bits(work, block, batch())
+    assert work.recordings == 1
+
+
+def test_a_parameter_may_be_a_key():
+    work, block = recomputing(), zoo.HolderBlock()
+    parameter = next(block.parameters())
+    block.held, block.use = {parameter: 2.0}, lambda h, step: h * block.held[parameter]
+    for _ in range(3):
+        same_bits(work, block, batch())
+        parameter.data.add_(1)
+    assert work.recordings == 1
 
 
 @pytest.mark.parametrize("name", ["number", "nothing", "inner"])

@@ -1,5 +1,6 @@
 """What a function imports when it runs is guarded, under whatever name."""
 
+import importlib
 import sys
 
 import pytest
@@ -88,7 +89,26 @@ def in_a_closure():
     return scale()
 
 
-FUNCTIONS = (plain, renamed, taken, taken_and_renamed, module_taken, function_taken, relative, in_a_closure)
+def by_text():
+    return importlib.import_module("settings_here.inner.sub").SCALE
+
+
+def by_pythons_own_function():
+    return __import__("settings_here.inner.sub", fromlist=("SCALE",)).SCALE
+
+
+FUNCTIONS = (
+    by_text,
+    by_pythons_own_function,
+    plain,
+    renamed,
+    taken,
+    taken_and_renamed,
+    module_taken,
+    function_taken,
+    relative,
+    in_a_closure,
+)
 
 
 @pytest.mark.parametrize("scale", FUNCTIONS, ids=lambda each: each.__name__)

@@ -1,6 +1,7 @@
 """A block may compute with what it holds one after the other: the order is part of its state."""
 
 import itertools
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ class Block(nn.Module):
         self.functions = {"a": torch.tanh, "b": torch.sigmoid}
         self.numbers = {"a": 1.5, "b": 0.5}
         self.set = {8, 0}
+        self.ordered = OrderedDict(a=1.5, b=0.5)
         self.register_buffer("a", torch.randn(zoo.WIDTH))
         self.register_buffer("b", torch.randn(zoo.WIDTH))
         self.held = held
@@ -46,6 +48,7 @@ CHANGES = {
     "buffers": (lambda b: b._buffers.values(), lambda b: to_the_end(b._buffers)),
     "functions": (lambda b: b.functions.values(), lambda b: to_the_end(b.functions)),
     "numbers": (lambda b: b.numbers.values(), lambda b: to_the_end(b.numbers)),
+    "numbers in an ordered dict": (lambda b: b.ordered.values(), lambda b: b.ordered.move_to_end("a")),
     "elements of a set": (lambda b: b.set, other_set),
 }
 

@@ -22,7 +22,16 @@ class Block(nn.Module):
         self.scale, self.count, self.held, self.act, self.zero, self.ds_factor = 0.5, 1, [1.0], F.gelu, 0.0, 1.0
         self.register_buffer("mask", torch.ones(4))
         self.u, self.w = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.slotted = Slotted()
         self.wrapping, self.scaled = wrapping(4, 4), scaled(4, 4)
+
+
+class Slotted(nn.Identity):
+    __slots__ = ("factor", "unset")
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0
 
 
 class Other(Block):
@@ -40,6 +49,8 @@ CHANGES = {
     "a number's type": lambda block: setattr(block, "count", True),
     "a zero's sign": lambda block: setattr(block, "zero", -0.0),
     "a number that is named as DeepSpeed's are": lambda block: setattr(block, "ds_factor", 2.0),
+    "a number in a slot": lambda block: setattr(block.slotted, "factor", 2.0),
+    "a slot that was not set": lambda block: setattr(block.slotted, "unset", 2.0),
     "the mode": lambda block: block.fc[1].eval(),
     "an attribute more": lambda block: setattr(block.fc[2], "extra", 1),
     "an attribute less": lambda block: delattr(block, "none"),

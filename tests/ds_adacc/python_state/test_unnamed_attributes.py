@@ -126,6 +126,21 @@ def test_an_iteration_among_the_arguments_of_a_script(arguments, read):
     assert [variant.doubt for variant in variants] == [""]
 
 
+@pytest.mark.parametrize(("read", "count"), [(named, 5), (in_turn, 24)])
+def test_an_iteration_where_no_length_comes_twice(read, count):
+    """Recorded at three values, and at two lengths more. What reads it without its name is recorded each time."""
+    torch.manual_seed(0)
+    arguments = few()
+    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(arguments, read)
+    for step in range(24):
+        x = torch.randn(2, 9 + 7 * step % 24, zoo.WIDTH, requires_grad=True)
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda *given: work.checkpoint(block, *given)))
+        work.controller.end_step()
+        next_iteration(arguments)
+    assert work.recordings == count
+
+
 def test_a_count_of_the_module_that_the_blocks_are_of():
     """As Megatron's closures reach it. The number of a module that is read counts."""
     torch.manual_seed(0)

@@ -1,17 +1,24 @@
 """What Python reads while a block is recorded, and what follows from it."""
 
+import builtins
 import concurrent.futures
 import contextlib
 import cProfile
 import functools
+import glob
+import inspect
 import logging
+import os
 import queue
 import random
 import sys
 import tempfile
 import threading
 import time
+import types
+import uuid
 import weakref
+from pathlib import Path
 
 import contourpy
 import numpy as np
@@ -123,6 +130,40 @@ def test_what_follows_from_data_is_not_recomputed(name):
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
 
 
+def inverse(x):
+    return torch.linalg.inv(x[0, :, :3])
+
+
+def inverse_if_any(x):
+    try:
+        return inverse(x).sum() * x
+    except torch.linalg.LinAlgError:
+        return x.cos()
+
+
+def inverse_or_one(x):
+    try:
+        return inverse(x).sum() * x
+    except:  # noqa: E722
+        return x.cos()
+
+
+@pytest.mark.parametrize("first", [1.0, 0.0], ids=["first there is an inverse", "first there is none"])
+@pytest.mark.parametrize("number", [inverse_if_any, inverse_or_one])
+def test_nothing_after_an_error_that_the_block_may_catch_is_recomputed(number, first):
+    work, block = recomputing(), Block(lambda x: number(x * block.factor))
+    for factor in (first, 1.0 - first):
+        block.factor = torch.tensor(factor)  # not a number that is read
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, functools.partial(work.checkpoint, block)))
+    assert work.recordings == 1
+
+
+def test_an_error_that_no_block_catches_tells_nothing_of_data():
+    assert all(op.replayable for op in record(Block(lambda x: inverse(x).sum()), (batch(),), {}).ops)
+
+
 def clock():
     return time.monotonic() % 1
 
@@ -132,6 +173,14 @@ UNGUARDED = {
     "random.uniform": lambda x: random.uniform(1, 2),
     "numpy.random": lambda x: float(np.random.rand()),
     "time.monotonic": lambda x: clock(),
+    "posix.stat by os.path.exists": lambda x: 2.0 if os.path.exists(__file__) else 1.0,
+    "posix.stat by Path.exists": lambda x: 2.0 if Path(__file__).exists() else 1.0,
+    "posix.stat by os.path.getsize": lambda x: os.path.getsize(__file__) / 1e5,
+    "io.open by read_text": lambda x: len(Path(__file__).read_text()) / 1e5,
+    "posix.lstat by glob": lambda x: float(len(glob.glob(__file__))),
+    "posix.urandom by uuid4": lambda x: uuid.uuid4().int % 7 / 7,
+    "sys._getframe": lambda x: float(sys._getframe(1).f_lineno),
+    "sys._getframe by inspect": lambda x: float(inspect.currentframe().f_back.f_lineno),
 }
 
 
@@ -146,6 +195,16 @@ def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplo
     assert not any(op.replayable for op in found.bound.recording.ops)
     (warning,) = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
     assert name.partition(".")[0] in warning
+
+
+def test_a_path_that_is_put_together_and_a_line_of_the_log_read_nothing():
+    def number(x):
+        logging.getLogger(__name__).error("at %s", os.path.join(os.path.dirname(__file__), "models"))
+        return float(len((Path("a") / "b").parts))
+
+    work, block = recomputing(), Block(number)
+    zoo.gradients(block, (batch(),), {}, functools.partial(work.checkpoint, block))
+    assert not any(variant.doubt for _, variant in work.blocks.variants())
 
 
 def test_random_names_of_temporary_files_are_no_numbers_of_the_block(tmp_path):
@@ -283,6 +342,10 @@ def of_global(x):
     return factor
 
 
+def of_builtins(x):
+    return factor_of_all  # noqa: F821
+
+
 def of_list(x):
     return helper() * 2
 
@@ -307,16 +370,54 @@ def of_function(x):
     return Twice.apply(x)
 
 
-@pytest.mark.parametrize("number", [of_global, of_list, of_function])
-def test_a_global_may_change(number):
+@pytest.mark.parametrize("number", [of_global, of_builtins, of_list, of_function])
+def test_a_global_may_change(number, monkeypatch):
     global factor
     work, block = recomputing(), Block(number)
     for value in (1.0, 1.0, 3.0, 3.0):
         factor = factors[0] = value
+        monkeypatch.setattr(builtins, "factor_of_all", value, raising=False)
         x = batch()
         plain = zoo.gradients(block, (x,), {})
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
     assert work.recordings == 2
+
+
+def by_name(x):
+    try:
+        return coming
+    except NameError:
+        return 1.0
+
+
+settings = types.ModuleType("settings_of_a_user")
+COMING = {
+    "member": (lambda x: getattr(settings, "coming", 1.0), settings),
+    "member, asked for": (lambda x: 3.0 if hasattr(settings, "coming") else 1.0, settings),
+    "global": (lambda x: globals().get("coming", 1.0), sys.modules[__name__]),
+    "global, by its name": (by_name, sys.modules[__name__]),
+}
+
+
+@pytest.mark.parametrize("name", COMING)
+def test_what_is_not_there_may_come(name, monkeypatch):
+    number, module = COMING[name]
+    work, block = recomputing(), Block(number)
+    for step in range(4):
+        if step == 2:
+            monkeypatch.setattr(module, "coming", 3.0, raising=False)
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+
+
+def test_pythons_own_builtins_are_no_places():
+    work = recomputing()
+    block = Block(lambda x: float(len((open, exit, NotImplemented, Ellipsis, ValueError, __import__, print))))
+    zoo.gradients(block, (batch(),), {}, functools.partial(work.checkpoint, block))
+    (known,) = work.blocks.all()
+    assert not any("builtins" in place for place in known.places)
 
 
 def test_a_block_is_not_recorded_while_a_profiler_watches_pythons_calls(caplog):

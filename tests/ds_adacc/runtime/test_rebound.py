@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import zoo
 from recomputing import compare, recomputing
 from torch import nn
@@ -152,6 +153,22 @@ def test_a_weight_that_is_parametrized_again_before_backward_has_changed_nothing
         # Torch computes the weight once when it is parametrized, to see whether its looks stay, and once for the layer.
         weight, rest = ("add", PARAMETRIZED), ["addmm", "tanh", "add"]
         assert refusals == [("mm", None), weight, ("sin", None), weight, *((name, None) for name in rest)]
+
+
+class Normalised(nn.Module):
+    """Gives its weight other data in each call, which no operator and no version tells of."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        self.second.weight.data = F.normalize(self.second.weight.data + 0.1, dim=1)
+        return x + self.second(F.gelu(self.first(x)))
+
+
+def test_a_weight_that_is_given_other_data_in_each_call_leaves_the_rest_recomputed():
+    compare(Normalised, 3, lambda block, step: (torch.randn(2 + step, WIDTH),))
 
 
 class Own(torch.Tensor):
