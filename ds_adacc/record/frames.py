@@ -45,9 +45,8 @@ def may_catch_errors() -> bool:
 @functools.lru_cache(4096)
 def _catches(code: CodeType) -> bool:
     names = [each.opname for each in dis.get_instructions(code)]
-    return not _CATCHES.isdisjoint(names) or ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(
-        names
-    )  # a bare `except`
+    catches_all = ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(names)  # a bare `except`
+    return catches_all or not _CATCHES.isdisjoint(names)
 
 
 def _is_not_the_users(frame: FrameType) -> bool:
