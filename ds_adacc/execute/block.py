@@ -102,10 +102,10 @@ class Block:
         """The last used variant for this signature, whatever its guards."""
         return next((variant for known, variant in self._variants if known == signature), None)
 
-    def latest_at_other_sizes(self, signature: Signature) -> Variant | None:
-        """The last used variant that was recorded at other sizes, with all else in the signature the same."""
+    def recorded_at_other_sizes(self, signature: Signature) -> list[Variant]:
+        """The variants that were recorded at other sizes, with all else in the signature the same; last used first."""
         recorded = ((known, each) for known, each in self._variants if each.is_recorded and not each.is_predicted)
-        return next((each for known, each in recorded if differ_in_sizes(known, signature)), None)
+        return [each for known, each in recorded if differ_in_sizes(known, signature)]
 
     def asked_variants(self) -> list[Variant]:
         """The variants of calls for which the program has asked for checkpointing."""
@@ -211,12 +211,10 @@ class Block:
         self.mispredicted.add(variant.digest)
 
     def add(self, signature: Signature, variant: Variant) -> None:
-        """Keep a new variant, in place of those that held for the same calls.
-
-        Of those that are predicted, only the last of each program stays. A number that makes no difference may change
-        at every call, and they would crowd out what was recorded.
-        """
-        others = [(s, r) for s, r in self._variants if s != signature or not _replaces(variant, r)]
+        """Keep a new variant, in place of those that held for the same calls."""
+        others = [
+            (s, r) for s, r in self._variants if not (s == signature and (r.guards is None or variant.holds(r.guards)))
+        ]
         self._variants = [(signature, variant), *others][:_VARIANTS]
 
     def variants(self) -> list[Variant]:
@@ -248,8 +246,3 @@ class Block:
         block = cls(data["name"], [Variant.from_plain(variant) for variant in data["records"]])
         block.calls_since_change, block.had_settled = data["calls_since_change"], data["had_settled"]
         return block
-
-
-def _replaces(new: Variant, known: Variant) -> bool:
-    is_newer = new.is_predicted and known.is_predicted and new.digest == known.digest
-    return is_newer or known.guards is None or new.holds(known.guards)

@@ -33,7 +33,7 @@ class Observer:
         self._profiler = profiler
         self.held_bytes: int | None = None
         self.held_calls: Counter[tuple[str, planner.Policy]] = Counter()
-        self._tickets: weakref.WeakSet[ObservedCall] = weakref.WeakSet()  # of the calls that are alive
+        self._alive: weakref.WeakSet[ObservedCall] = weakref.WeakSet()  # of the calls that are alive
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._begin_pass()
 
@@ -45,16 +45,16 @@ class Observer:
         `call`: what each of its slots is to hold. `times_forward`, `times_backward`: as of `CallMoments`.
         """
         assert variant.policy is not None  # it has been admitted
-        ticket = ObservedCall(self, variant.digest, variant.policy, block, call)
+        observed = ObservedCall(self, variant.digest, variant.policy, block, call)
         if self._profiler is not None:
-            ticket.moments = self._profiler.forward_begins(
+            observed.moments = self._profiler.forward_begins(
                 variant.digest, variant.policy, times_forward, times_backward
             )
-        return ticket
+        return observed
 
     def watch(
         self,
-        ticket: ObservedCall,
+        observed: ObservedCall,
         call: Call | WholeCall,
         inputs: Sequence[torch.Tensor],
         pack: Callable[[torch.Tensor], Slot],
@@ -64,24 +64,24 @@ class Observer:
         `inputs`: the tensors among the block's arguments.
         """
         profiler, nodes = self._profiler, []
-        if profiler is not None and ticket.moments is not None:
+        if profiler is not None and observed.moments is not None:
             given = (value for value in call.bound.recording.inputs if value.requires_grad)
-            ticket.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
-            nodes = profiler.note_end(ticket.moments, inputs)
+            observed.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
+            nodes = profiler.note_end(observed.moments, inputs)
 
         def watched(tensor: torch.Tensor) -> TellingSlot:
             slot = pack(tensor)
             if isinstance(slot, Retained) and slot.name == UNPLANNED:
                 self._holders.add(slot)
-            return TellingSlot(slot, ticket.begin_backward)
+            return TellingSlot(slot, observed.begin_backward)
 
         def done(output: Any) -> None:
             nodes.clear()  # the graph keeps them now
             values = call.bound.recording.values
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
-            if profiler is not None and ticket.moments is not None:
-                ticket.moments.ended = profiler.now()
-                _tell_of_backward(weakref.ref(ticket), output)
+            if profiler is not None and observed.moments is not None:
+                observed.moments.ended = profiler.now()
+                _tell_of_backward(weakref.ref(observed), output)
 
         return watched, done
 
@@ -105,20 +105,20 @@ class Observer:
         if self._profiler is not None:
             self._profiler.restart()
 
-    def opened(self, ticket: ObservedCall) -> None:
-        self._tickets.add(ticket)
+    def opened(self, observed: ObservedCall) -> None:
+        self._alive.add(observed)
         if not self._backward:
-            ticket.number = len(self._forward)
-            self._forward.append((ticket.digest, ticket.block))
+            observed.number = len(self._forward)
+            self._forward.append((observed.digest, observed.block))
         elif len(self._backward) < len(self._forward):
             self._interleaved = True
 
-    def backward_begins(self, ticket: ObservedCall) -> None:
+    def backward_begins(self, observed: ObservedCall) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
-        if ticket.number is not None:
-            self._backward.append(ticket.number)
-        if self._profiler is not None and ticket.moments is not None:
-            ticket.moments.backward = self._profiler.now()
+        if observed.number is not None:
+            self._backward.append(observed.number)
+        if self._profiler is not None and observed.moments is not None:
+            observed.moments.backward = self._profiler.now()
         if self.held_bytes is None:
             storages: dict[int, int] = {}
             for holder in self._holders:
@@ -126,7 +126,7 @@ class Observer:
                     storage = tensor.untyped_storage()
                     storages[storage._cdata] = storage.nbytes()
             self.held_bytes = sum(storages.values())
-            self.held_calls = Counter((each.digest, each.policy) for each in self._tickets)
+            self.held_calls = Counter((each.digest, each.policy) for each in self._alive)
 
     def close(self) -> None:
         """Discard the current measurement and the profiler."""
@@ -168,14 +168,14 @@ class ObservedCall:
             self.observer.backward_begins(self)
 
 
-def _tell_of_backward(ticket: weakref.ref[ObservedCall], output: Any) -> None:
-    """Have the ticket told when backward comes to the output. It may allocate before it unpacks anything.
+def _tell_of_backward(observed: weakref.ref[ObservedCall], output: Any) -> None:
+    """Have the observed call told when backward comes to the output. It may allocate before it unpacks anything.
 
-    The graph must not keep the ticket: that lives as long as the call's slots.
+    The graph must not keep the observed call: that lives as long as the call's slots.
     """
 
     def begin(_: tuple[torch.Tensor | None, ...]) -> None:
-        known = ticket()
+        known = observed()
         if known is not None:
             known.begin_backward()
 

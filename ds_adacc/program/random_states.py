@@ -32,15 +32,15 @@ class RandomStates:
         return identity_of(generator) in {identity_of(known) for known, _ in self._states}
 
     def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(unmoved(generator for generator, _ in self._states))
-        stack.callback(_set_named_states, _named_states())
-        self._left.append(stack)
-        for generator, state in self._states:
-            generator.set_state(state)
-        random.setstate(self._of_python)
-        np.random.set_state(self._of_numpy)
-        _set_named_states(self._named)
+        with ExitStack() as stack:  # if something is raised here, all is put back
+            stack.enter_context(unmoved(generator for generator, _ in self._states))
+            stack.callback(_set_named_states, _named_states())
+            for generator, state in self._states:
+                generator.set_state(state)
+            random.setstate(self._of_python)
+            np.random.set_state(self._of_numpy)
+            _set_named_states(self._named)
+            self._left.append(stack.pop_all())
 
     def __exit__(self, *_: object) -> None:
         self._left.pop().close()

@@ -107,7 +107,7 @@ class CodePlaces:
 
 
 def _is_pythons(value: Any) -> bool:
-    """Whether it is one of Python's own builtins, or nothing. Programs put others there, to have them everywhere."""
+    """Whether it is one of Python's own builtins, or None. Programs put others there, to have them everywhere."""
     if isinstance(value, type | types.BuiltinFunctionType):
         return value.__module__ in ("builtins", "io", "_io")  # of the latter is `open`
     kind = type(value)

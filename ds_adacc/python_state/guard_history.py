@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class GuardHistory:
 
     def at_other_sizes(self, guards: Guards) -> GuardHistory:
         """That of the same program at other sizes of its inputs."""
-        return GuardHistory(guards, self.changes, self.ignored, doubt=self.doubt)
+        return GuardHistory(guards, self.changes, self.ignored, unread=self.unread, doubt=self.doubt)
 
     def succeed(self, earlier: GuardHistory, had_settled: bool, is_same_program: bool) -> None:
         """Learn from the last recording under the same signature, since which something has changed (Rule E11).
@@ -82,14 +82,16 @@ class GuardHistory:
             self.ignored = earlier.ignored | changed
             self.doubt = self.doubt or f"{in_short(changed - unnamed or changed)}, which keeps changing"
 
-    def learn_at_other_sizes(self, earlier: GuardHistory, is_alike: bool) -> None:
-        """Learn from the last recording at other sizes which numbers make no difference, though no code names them.
+    def learn_at_other_sizes(self, others: Sequence[GuardHistory], is_alike: bool) -> None:
+        """Learn from recordings at other sizes which numbers make no difference, though no code names them.
 
-        Where lengths vary, a length may not come thrice for a long time. `is_alike`: the same operators ran, with the
-        same constants.
+        Where lengths vary, a length may not come thrice for a long time. `others`: the last used comes first.
+        `is_alike`: the same operators ran there, with the same constants.
         """
-        self.harmless, self.decisive = earlier.harmless, earlier.decisive
-        self.unread = frozenset(self._unnamed(earlier.unread))
+        earlier = others[0]
+        self.harmless = earlier.harmless
+        self.decisive = frozenset[str]().union(*(other.decisive for other in others))
+        self.unread = frozenset(self._unnamed(earlier.unread)) - self.decisive
         if not is_alike or earlier.guards is None or self.guards is None:
             return
         changed = changed_values(earlier.guards, self.guards, earlier.ignored) or set()

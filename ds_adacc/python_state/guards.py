@@ -225,6 +225,8 @@ class Walk:
             self.guards[name] = None  # its attributes may refer to others of this name
             functions: list[Hashable] = []
             for key, value in vars(cls).items():
+                if issubclass(cls, type) and _is_registry(value):
+                    continue
                 is_special = key[:2] == "__" and key != "__call__"  # perhaps made by a class decorator, with a closure
                 if is_special and type(value) is not types.FunctionType:
                     continue
@@ -254,6 +256,11 @@ class Walk:
         return first is not name
 
 
+def _is_registry(value: Any) -> bool:
+    """Whether a metaclass keeps its classes there, or one object of each, as for singletons."""
+    return isinstance(value, Mapping) and any(isinstance(key, type) for key in value)
+
+
 def guarded(module: nn.Module) -> list[str]:
     """The names of the module's attributes that are guarded; most of the others are torch's own."""
     return [key for key in module.__dict__ if key not in _NOT_GUARDED]
@@ -267,13 +274,15 @@ def _order(value: Any, items: Items) -> Hashable:
 
 
 def _mark_of_key(key: Any) -> Hashable:
-    """The mark of a key of a dict. Of one that is told by identity, its text may be that of others, or its data."""
+    """The mark of a key of a dict. The text of a key that is compared by identity may be that of others, or of data."""
     mark = identity_mark(key) if _is_told_by_identity(key) else None
     return mark if type(mark) is WeakIdentity else repr(key)  # a reading keeps no key alive
 
 
 def _step(key: Any, place: int) -> str:
     """How an item is called within its container, in which it has this place. No other item is called so."""
+    if type(key) is int:
+        return f"[{key}]"
     if type(key) is str and "." not in key and "[" not in key:
         return f".{key}"
     return f"[{type(key).__name__} {place}]" if _is_told_by_identity(key) else f"[{key!r}]"

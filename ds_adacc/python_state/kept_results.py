@@ -17,6 +17,7 @@ import torch
 from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity, is_library
 from ds_adacc.python_state.function_marks import mark_of_function
 
+_MOST_RESULTS = 32  # to look at all of them at every call takes long
 _MOST = 4  # results that are read at every call; a table for each length would have the block recorded at each
 
 
@@ -75,9 +76,9 @@ def _defining_module(value: Any) -> str:
 def objects_kept(function: functools._lru_cache_wrapper[Any]) -> list[Any]:
     """The results that the function has kept, as far as they can change: objects, lists, dicts. Of many, none.
 
-    Those may be settings that the program changes later, which it gets by the function too.
+    Those may be settings that the program changes later: it calls the function too, and gets the same object.
     """
-    if getattr(function, "_dynamo_marked_constant", False):
+    if getattr(function, "_dynamo_marked_constant", False) or function.cache_info().currsize > _MOST_RESULTS:
         return []
     referred = gc.get_referents(function)  # keys and results, unless the dict has them, the dict, what computes, ...
     place = next((n for n, each in enumerate(referred) if each is function.__wrapped__), 0) - 1

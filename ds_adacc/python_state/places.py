@@ -7,6 +7,7 @@ from typing import Any
 
 from ds_adacc.python_state.guards import Guards, guards_of_values
 
+_ABSENT = object()  # the mark of a name that is not there: code may ask for it, and it may come later
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
 
@@ -30,7 +31,10 @@ class Reads:
 def marks_of(places: Mapping[str, Place]) -> Guards:
     """The marks of what is at these places now. Those of one place do not depend on the others."""
     marks: Guards = {}
-    for name, place in places.items():
-        for part, mark in guards_of_values({name: place[0].get(place[1])}).items():
+    for name, (namespace, key) in places.items():
+        if key not in namespace:
+            marks[name] = _ABSENT
+            continue
+        for part, mark in guards_of_values({name: namespace[key]}).items():
             marks[part if part.startswith(name) else f"{name}: {part}"] = mark
     return marks

@@ -46,7 +46,9 @@ _LAUNCHES = frozenset({"run", "runner", "__call__"})
 _MAKERS = frozenset({"tensor", "as_tensor", "new_tensor"})  # functions of torch that make a tensor of a number
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "_uuid", "posix", "nt", "_io", "io", "_socket"})
-_PATHS_ALONE = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex"})  # no file is looked at
+# Functions in C of `os` that read nothing: they compute with a path, or write.
+_READ_NOTHING = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex", "putenv", "unsetenv"})
+_READ_NOTHING |= {"mkdir", "remove", "unlink", "rename", "replace"}
 _FRAMES = frozenset({"_getframe", "_current_frames"})  # of `sys`: by these, code reads variables of its callers
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
 _DISTRIBUTED = "torch.distributed.distributed_c10d"
@@ -308,7 +310,7 @@ class Watch:
         elif not isinstance(owner, torch.Tensor):
             source = owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__module__
             source = owner.__module__ if isinstance(owner, type) else source
-            is_outside = source in _OUTSIDE and name not in _PATHS_ALONE
+            is_outside = source in _OUTSIDE and name not in _READ_NOTHING
             is_read = (is_outside or (source == "sys" and name in _FRAMES)) and is_for_user(frame)
             if is_read or (source in RANDOM and not is_random_of_no_account(frame, name)):
                 what = f"{source.lstrip('_')}.{name} in {frame.f_code.co_name}"

@@ -104,9 +104,8 @@ class _RecordingHook:
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> Slot:
-        assert self.recorder is not None and self._slots is not None
-        if self.recorder.is_elsewhere():
-            return keep(tensor)
+        if self.recorder is None or self._slots is None or self.recorder.is_elsewhere():
+            return keep(tensor)  # a thread that the block has started may still run after its end
         with self.recorder.watch.paused():
             packed = self.recorder.pack(tensor)
             with self.recorder.aside():

@@ -71,12 +71,14 @@ class Follower(Recorder):
         self._parameters = tuple(predicted.parameters)  # the forward may put others in their place
         self._compared = 0  # how many values
         self._saved = 0  # how many saved tensors were compared
+        self._is_closed = False
         self._late: list[tuple[LateSlot, torch.Tensor]] = []  # those that the running Function saves
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
         if self.is_elsewhere():
-            self._diverge()
+            if not self._is_closed:  # a thread that the block has started may still run after its end
+                self._diverge()
             return keep(tensor)
         with self.watch.paused():
             super().pack(tensor)
@@ -108,6 +110,7 @@ class Follower(Recorder):
             self.failure = f"it depends on {self.watch.unguarded}"
         if self.failure is not None:
             self._diverge()
+        self._is_closed = True
         del self.saved, self.draft, self._casts, self._found, self._closure, self._parameters, self._pack, self._diverge
         return self.failure is None
 

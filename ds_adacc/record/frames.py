@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import itertools
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -13,7 +12,8 @@ from typing import Any
 from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
-_CATCHES = frozenset({"JUMP_IF_NOT_EXC_MATCH", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"})  # instructions of `except Error`
+# The instructions with which `except`, `finally` and `with` begin to handle an error. The last two are those of 3.10.
+_HANDLERS = frozenset({"PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH"})
 
 
 def run_recorded(call: BlockCall) -> Any:
@@ -44,9 +44,7 @@ def may_catch_errors() -> bool:
 
 @functools.lru_cache(4096)
 def _catches(code: CodeType) -> bool:
-    names = [each.opname for each in dis.get_instructions(code)]
-    catches_all = ("PUSH_EXC_INFO", "POP_TOP") in itertools.pairwise(names)  # a bare `except`
-    return catches_all or not _CATCHES.isdisjoint(names)
+    return any(each.opname in _HANDLERS for each in dis.get_instructions(code))
 
 
 def _is_not_the_users(frame: FrameType) -> bool:

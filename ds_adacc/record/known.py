@@ -36,6 +36,7 @@ class KnownTensors:
         self._places: dict[int, int] = {}  # in `parameters`, by identity
         self._by_address = {parameter.data_ptr(): parameter for parameter in reversed([*closure.parameters])}
         self._addresses = {id(parameter): parameter.data_ptr() for parameter in closure.parameters}
+        self._moved: set[int] = set()  # the places of parameters that had other memory when something read them
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
         # place may come from anywhere. Each with an alias: one that is made within the forward's operators counts no
         # writes, and a replay in this call's backward must notice them.
@@ -154,13 +155,13 @@ class KnownTensors:
             self._checksums[index] = checksum(tensor)
 
     def moved(self) -> set[int]:
-        """The parameters that have other memory than before the forward. Those that ZeRO-3 moves have the same data."""
-        return {
-            index
-            for index, parameter in enumerate(self.parameters)
-            if self._addresses.get(id(parameter)) not in (None, parameter.data_ptr())
-            and not hasattr(parameter, "ds_id")
-        }
+        """The parameters that the forward has given other memory, if only for a while."""
+        return self._moved | {index for index, each in enumerate(self.parameters) if self._is_elsewhere(each)}
+
+    def _is_elsewhere(self, parameter: torch.Tensor) -> bool:
+        """Whether it has other memory than before the forward. Those that ZeRO-3 moves have the same data."""
+        before = self._addresses.get(id(parameter))
+        return before not in (None, parameter.data_ptr()) and not hasattr(parameter, "ds_id")
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
@@ -204,7 +205,10 @@ class KnownTensors:
         if id(found) not in self._places:  # it is read for the first time
             self._places[id(found)] = len(self.parameters)
             self.parameters.append(found)
-        return self._places[id(found)]
+        place = self._places[id(found)]
+        if self._is_elsewhere(found):
+            self._moved.add(place)
+        return place
 
     def _buffer(self, tensor: torch.Tensor) -> int | None:
         """Which buffer `tensor` is part of. Another one in the same memory may be elsewhere in a later call."""

@@ -27,6 +27,7 @@ from ds_adacc.program.schema import (
     reveals_data,
     written_tensors,
 )
+from ds_adacc.program.signature import is_in_backward
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import UnreadableModule
@@ -145,9 +146,9 @@ class Recorder(BesideCompiled):
     def is_elsewhere(self) -> bool:
         """Whether a second thread of the block's is here. Then nothing can be recorded: the order is never the same.
 
-        Backward has threads of its own too. But a Function that runs a backward inside waits for it.
+        Backward has threads of its own too. But whoever runs a backward inside waits for it.
         """
-        if threading.get_ident() == self._thread or self._is_inside:
+        if threading.get_ident() == self._thread or self._is_inside or is_in_backward():
             return False
         self.failure = self.failure or "its operators run in several threads, as torch.jit.fork has them"
         return True

@@ -34,7 +34,9 @@ def find_blocks(
     """
     if wanted == "auto":
         return _repeated(model, containers)
-    classes = {class_name(module): _has_forward(module) for module in model.modules()} | dict.fromkeys(elsewhere, True)
+    classes = dict.fromkeys(elsewhere, True)  # by name, whether any module of the class has a forward
+    for module in model.modules():
+        classes[class_name(module)] = classes.get(class_name(module), False) or _has_forward(module)
     for name in wanted:
         if not classes.get(name):
             called = {each for each, has_forward in classes.items() if has_forward}

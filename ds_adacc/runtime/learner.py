@@ -154,9 +154,10 @@ class Learner:
             if variant.doubt and not (earlier.doubt or recording.is_whole):
                 self._warnings.doubtful(block, variant.doubt)
         if earlier is None or earlier.is_predicted:
-            other = block.latest_at_other_sizes(incoming.signature)
-            if other is not None:
-                variant.history.learn_at_other_sizes(other.history, _are_alike(other.recording, recording))
+            others = block.recorded_at_other_sizes(incoming.signature)
+            if others:
+                is_alike = _are_alike(others[0].recording, recording)
+                variant.history.learn_at_other_sizes([other.history for other in others], is_alike)
         self._warnings.changed_again(block, changed - variant.history.ignored - variant.unread)
         if not recording.is_whole:  # a second forward runs whatever the block runs
             self._doubt(incoming, guards, variant, recording, watch)
@@ -278,12 +279,12 @@ def _are_same(one: Recording, other: Recording) -> bool:
 
 
 def _are_alike(one: Recording, other: Recording) -> bool:
-    """Whether both run the same operators with the same constants, perhaps at other sizes."""
+    """Whether both run the same operators with the same constants, perhaps at other sizes. Indices are not compared."""
     is_same = [op.func for op in one.ops] == [op.func for op in other.ops]
     return is_same and repr(one.constants) == repr(other.constants)
 
 
 def _names(recording: Recording, guards: Guards, watch: Watch) -> frozenset[str] | None:
-    """What `Variant.named` is. Compiled code, earlier results and a `partial` of `getattr` show no names."""
+    """What `GuardHistory.named` is. Compiled code, earlier results and a `partial` of `getattr` show no names."""
     is_hidden = recording.runs_compiled or kept_results(guards) or any(holds(guards, each) for each in (getattr, vars))
     return None if is_hidden else watch.names()

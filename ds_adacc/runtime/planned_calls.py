@@ -195,10 +195,10 @@ class PlannedCalls:
         """
         bound, step, inputs = variant.bound, self._controller.step, incoming.call.inputs
         observer, alive = step.observer, step.current_pass.begin_call(variant.digest)
-        ticket = None
+        observed = None
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            ticket = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
+            observed = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
         told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
@@ -218,9 +218,9 @@ class PlannedCalls:
             agreement = self._controller.agreement
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
-        if observer is None or ticket is None:
+        if observer is None or observed is None:
             return call, pack, _nothing
-        watched, done = observer.watch(ticket, call, inputs, pack)
+        watched, done = observer.watch(observed, call, inputs, pack)
         return call, watched, done
 
     def _second(self, incoming: Incoming, variant: Variant, recorded: Beginning | None = None) -> _Second | None:

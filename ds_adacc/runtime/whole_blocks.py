@@ -145,8 +145,7 @@ def _changed(called: RecordedCall, recording: Recording) -> str | None:
     if flatten((call.run.args, call.run.keywords), [], []) != called.arguments:
         return "an argument"
     try:
-        places = {**block.places, **called.captured.watch.reads.places}
-        reading, _ = call.closure.read(marks_of(places), block.last_reading)
+        reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
     except UnreadableModule:
         return "a module that it holds"
     # A second forward is taken to make the same of what has only come, such as a cache that is filled once.

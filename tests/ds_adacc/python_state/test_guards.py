@@ -14,6 +14,7 @@ import random
 import threading
 import types
 import weakref
+from typing import ClassVar
 
 import numpy as np
 import pydantic
@@ -28,6 +29,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.execute.block import Block
 from ds_adacc.program.signature import flatten
+from ds_adacc.python_state.guards import guards_of_values
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -743,3 +745,29 @@ def test_a_whole_number_in_a_closure_tells_blocks_apart():
     for start in (0, 1, 0, 1):
         runtime.checkpoint(through(start), x.requires_grad_()).sum().backward()
     assert len(runtime.blocks.all()) == 2
+
+
+class OneOfEach(type):
+    """The metaclass of singletons."""
+
+    made: ClassVar[dict[type, object]] = {}
+
+    def __call__(cls):
+        return cls.made.setdefault(cls, super().__call__())
+
+
+class Counts(metaclass=OneOfEach):
+    count = 0
+
+
+class Settings(metaclass=OneOfEach):
+    scale = 2.0
+
+
+def test_the_only_objects_of_other_classes_are_none_of_a_block_s():
+    """The metaclass knows them all, and a block that holds one of them would be recorded for each change of another."""
+    held = Settings()
+    Counts()
+    marks = guards_of_values({"held": held})
+    assert "Settings.scale" in marks and "OneOfEach" in marks
+    assert not any("Counts" in name or "made" in name for name in marks)

@@ -148,8 +148,14 @@ def inverse_or_one(x):
         return x.cos()
 
 
+def inverse_or_none(x):
+    with contextlib.suppress(torch.linalg.LinAlgError):
+        return inverse(x).sum() * x
+    return x.cos()
+
+
 @pytest.mark.parametrize("first", [1.0, 0.0], ids=["first there is an inverse", "first there is none"])
-@pytest.mark.parametrize("number", [inverse_if_any, inverse_or_one])
+@pytest.mark.parametrize("number", [inverse_if_any, inverse_or_one, inverse_or_none])
 def test_nothing_after_an_error_that_the_block_may_catch_is_recomputed(number, first):
     work, block = recomputing(), Block(lambda x: number(x * block.factor))
     for factor in (first, 1.0 - first):
@@ -197,8 +203,11 @@ def test_nothing_is_recomputed_beside_numbers_that_no_guard_can_read(name, caplo
     assert name.partition(".")[0] in warning
 
 
-def test_a_path_that_is_put_together_and_a_line_of_the_log_read_nothing():
+def test_a_path_that_is_put_together_and_a_line_of_the_log_read_nothing(monkeypatch):
+    monkeypatch.setenv("OF_A_BLOCK", "0")
+
     def number(x):
+        os.environ["OF_A_BLOCK"] = "1"
         logging.getLogger(__name__).error("at %s", os.path.join(os.path.dirname(__file__), "models"))
         return float(len((Path("a") / "b").parts))
 
@@ -399,13 +408,14 @@ COMING = {
 }
 
 
+@pytest.mark.parametrize("what", [3.0, None])
 @pytest.mark.parametrize("name", COMING)
-def test_what_is_not_there_may_come(name, monkeypatch):
+def test_what_is_not_there_may_come(name, what, monkeypatch):
     number, module = COMING[name]
-    work, block = recomputing(), Block(number)
+    work, block = recomputing(), Block(lambda x: number(x) or 2.0)
     for step in range(4):
         if step == 2:
-            monkeypatch.setattr(module, "coming", 3.0, raising=False)
+            monkeypatch.setattr(module, "coming", what, raising=False)
         x = batch()
         plain = zoo.gradients(block, (x,), {})
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
