@@ -6,12 +6,15 @@ with them misspelt ones. The section is therefore strict: every key, type and va
 names everything that is wrong, each with the nearest valid name.
 
 * `reader`: reads ds_config as DeepSpeed does, and turns what is wrong into messages.
-* `section`: the keys, types, defaults and checks of the section.
+* `section`: the keys, types, defaults and checks of the section; `memory_budget`: what that key may be; `problems`: how
+  checks tell of what is wrong.
 * `presets`: the roles of values, and the codecs that each preset offers for them.
 * `activation_checkpointing`: the keys of DeepSpeed's own section.
 """
 
+from ds_adacc.config.memory_budget import MemoryBudget
 from ds_adacc.config.presets import UNBOUNDED
+from ds_adacc.config.problems import ConfigError
 from ds_adacc.config.reader import ENVIRONMENT, load, origin, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
@@ -19,8 +22,6 @@ from ds_adacc.config.section import (
     SECTION,
     AdaccConfig,
     CompactConfig,
-    ConfigError,
-    MemoryBudget,
     RectifierConfig,
     SolverConfig,
     codecs_for,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ds_adacc.config import ConfigError, read
-from ds_adacc.config.section import nearest
+from ds_adacc.config.problems import nearest
 
 SECTION = "activation_checkpointing"
 _NUMBER = "number_checkpoints"  # all other keys are switches, which may be given as null or 1

@@ -11,7 +11,8 @@ from typing import Any, get_args
 import hjson
 from pydantic import BaseModel, ValidationError
 
-from ds_adacc.config.section import SECTION, AdaccConfig, ConfigError, Location, nearest
+from ds_adacc.config.problems import ConfigError, Location, nearest
+from ds_adacc.config.section import SECTION, AdaccConfig
 
 ENVIRONMENT = "ADACC_CONFIG"  # an environment variable
 

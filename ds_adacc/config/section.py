@@ -1,16 +1,14 @@
 """The keys, types, defaults and checks of the "adacc" section of ds_config."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
+from ds_adacc.config.memory_budget import MemoryBudget, to_memory_budget
 from ds_adacc.config.presets import PRESETS, ROLES, UNBOUNDED
+from ds_adacc.config.problems import Problem, invalid, nearest
 from ds_adacc.kernels import BACKENDS, CODECS, ROUNDINGS, SCALES
 
 SECTION = "adacc"
@@ -18,62 +16,18 @@ SECTION = "adacc"
 LARGEST_BOUND = 1e9  # on the gradient error
 COMPACT_SCALE = 0.25  # of a layer's updates, where the section does not say otherwise
 
-_FEWEST_BYTES = 1 << 14  # a smaller integer is percents, GiB or MiB; small models need few bytes
-_UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
 _BY_ROLE = ', or an object of roles and their codecs, such as {"linear": ["outlier", "group"], "key": "channel"}'
-_BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b\s*", re.IGNORECASE)
-_FRACTION = re.compile(r"0\.\d+|1\.0")
-_PERCENTS = re.compile(r"\s*(\d{1,2}(?:\.\d+)?|100)\s*%\s*")
-_NUMBER = re.compile(r"\d+(\.\d+)?")
-_UNIT_WITHOUT_B = re.compile(r"\d+(\.\d+)?\s*[kmgt]i?", re.IGNORECASE)
-
-Location = tuple[str | int, ...]
-Problem = tuple[Location, Any, str]
-
-
-class ConfigError(ValueError):
-    """ds_config cannot be read, or its "adacc" section is wrong. Each line has the path of a key and what is wrong."""
-
-
-@dataclass(frozen=True)
-class MemoryBudget:
-    """How much memory the activations of all blocks may take.
-
-    "auto": what the device has left. "bytes": `amount` bytes. "fraction": `amount`, in (0, 1], of the activations' peak
-    without checkpointing.
-    """
-
-    kind: Literal["auto", "bytes", "fraction"]
-    amount: int | float = 0
-
-    def __str__(self) -> str:
-        return '"auto"' if self.kind == "auto" else f"{self.amount:g}" if self.kind == "fraction" else str(self.amount)
-
-
-def _invalid(*problems: Problem) -> PydanticCustomError:
-    """The error that a validator raises. The location of each problem is relative to the validated key."""
-    return PydanticCustomError("problems", "invalid", {"problems": problems})
 
 
 def _group_size(value: int) -> int:
     if not 2 <= value <= 65536 or value % 2:
-        raise _invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte; at most 65536"))
+        raise invalid(((), value, "must be even and at least 2, as two 4-bit codes share a byte; at most 65536"))
     return value
 
 
 def _bound(value: float) -> float:
     if not 1e-9 <= value <= LARGEST_BOUND:
-        raise _invalid(((), value, "must be from 1e-9 to 1e9, or null; to allow no error, set 'codecs' to 'none'"))
+        raise invalid(((), value, "must be from 1e-9 to 1e9, or null; to allow no error, set 'codecs' to 'none'"))
     return value
 
 
@@ -85,9 +39,9 @@ def _listed(value: Any, what: str, example: str, meant: list[str]) -> tuple[Any,
     if isinstance(value, str | type):
         is_auto = isinstance(value, str) and value.lower() in ("auto", "all")
         hint = f"; did you mean {'auto' if is_auto else meant!r}?" if is_auto or meant else example
-        raise _invalid(((), value, f"must be 'auto' or a list of {what}s{hint}"))
+        raise invalid(((), value, f"must be 'auto' or a list of {what}s{hint}"))
     if not isinstance(value, list | tuple) or not value:
-        raise _invalid(((), value, f"must be 'auto' or a list of at least one {what}{example}"))
+        raise invalid(((), value, f"must be 'auto' or a list of at least one {what}{example}"))
     return tuple(value)
 
 
@@ -100,7 +54,7 @@ def _block_classes(value: Any) -> str | tuple[str, ...]:
         if not isinstance(name, str) or not name.isidentifier():
             meant = _class_names(name)
             hint = f"; did you mean {', '.join(map(repr, meant))}?" if meant else example
-            raise _invalid(((index,), name, f"must be the name of a class{hint}"))
+            raise invalid(((index,), name, f"must be the name of a class{hint}"))
     return names
 
 
@@ -113,51 +67,6 @@ def _class_names(value: Any) -> list[str]:
     return names if all(map(str.isidentifier, names)) else []
 
 
-def _memory_budget(value: Any) -> MemoryBudget:
-    if value == "auto":
-        return MemoryBudget("auto")
-    if isinstance(value, str) and (match := _BYTES.fullmatch(value)):
-        amount = int(Decimal(match[1]) * _UNITS[match[2].lower()])
-        if amount > 0:
-            return MemoryBudget("bytes", amount)
-    # DeepSpeed's reader of files makes 1.0 an integer.
-    if (type(value) is float and 0 < value <= 1) or (type(value) is int and value == 1):
-        return MemoryBudget("fraction", float(value))
-    if type(value) is int and value >= _FEWEST_BYTES:
-        return MemoryBudget("bytes", value)
-    if type(value) is int and value > 0:
-        meant = f"the fraction {value / 100}, or '{value}GiB'" if value <= 100 else f"'{value}MiB'"
-        raise _invalid(((), value, f"{value} bytes can hold nothing; did you mean {meant}?"))
-    choices = (
-        "'auto', bytes (an integer, or a string like '12GiB' or '1.5 GB'), or a fraction (0 < decimal number <= 1)"
-    )
-    raise _invalid(((), value, f"must be {choices}{_meant_budget(value)}"))
-
-
-def _meant_budget(value: Any) -> str:
-    """The end of a message: which budget this value, which is none, is likely to mean; "" if that is not known."""
-    if isinstance(value, str):
-        value = value.strip()
-        if value.lower() == "auto":
-            return "; did you mean 'auto'?"
-        if _UNIT_WITHOUT_B.fullmatch(value):
-            return f"; did you mean '{value}B'?"
-        if _FRACTION.fullmatch(value):
-            return f"; did you mean {value}, without quotes?"
-        if (percents := _PERCENTS.fullmatch(value)) and float(percents[1]) > 0:
-            return f"; did you mean {float(Decimal(percents[1]) / 100):g}?"
-        if _NUMBER.fullmatch(value) and float(value) > 0:
-            meant = f"'{value}GiB'" if float(value) < _FEWEST_BYTES else f"{value}, without quotes"
-            return f"; did you mean {meant}?"
-    elif type(value) is float and 1 < value < _FEWEST_BYTES:
-        fraction = value / 10 if value < 10 else value / 100
-        smaller = f"{fraction:g} or " if fraction <= 1 else ""
-        return f"; a fraction is at most 1; did you mean {smaller}'{value:g}GiB'?"
-    elif type(value) is float and value >= _FEWEST_BYTES and value.is_integer():
-        return f"; did you mean {int(value)}?"
-    return ""
-
-
 def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
     if isinstance(value, str):
         if value not in PRESETS:
@@ -166,16 +75,16 @@ def _codecs(value: Any) -> str | dict[str, tuple[str, ...]]:
             hint = "" if "did you mean" in meant else _BY_ROLE
             if value in CODECS:
                 hint = f"; a codec is given by role, as in {{{role!r}: {value!r}}}"
-            raise _invalid(((), value, f"unknown preset{meant}{hint}"))
+            raise invalid(((), value, f"unknown preset{meant}{hint}"))
         return value
     if not isinstance(value, Mapping):
         presets = ", ".join(map(repr, PRESETS))
         hint = "; did you mean 'none'?" if value is None or value is False else ""
         message = f"must be one of {presets}{_BY_ROLE}{hint}"
-        raise _invalid(((), value, message))
+        raise invalid(((), value, message))
     problems = [problem for role, names in value.items() for problem in _codec_problems(role, names)]
     if problems:
-        raise _invalid(*problems)
+        raise invalid(*problems)
     return {role: (names,) if isinstance(names, str) else tuple(names) for role, names in value.items()}
 
 
@@ -207,10 +116,10 @@ def _no_codec(name: Any) -> str:
 
 def _roles(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
-        raise _invalid(((), value, "must be a list of roles"))
+        raise invalid(((), value, "must be a list of roles"))
     problems = [((i,), r, f"unknown role{nearest(r, ROLES)}") for i, r in enumerate(value) if r not in ROLES]
     if problems:
-        raise _invalid(*problems)
+        raise invalid(*problems)
     return tuple(value)
 
 
@@ -220,7 +129,7 @@ def _rank(value: Any) -> int | float:
     if type(value) is float and 0 < value < 1:
         return value
     hint = "must be a fraction of the layer's input features (0 < decimal number < 1), or a whole number from 2"
-    raise _invalid(((), value, hint))
+    raise invalid(((), value, hint))
 
 
 def _compact_scale(value: Any) -> float | dict[str, float]:
@@ -228,10 +137,10 @@ def _compact_scale(value: Any) -> float | dict[str, float]:
     if isinstance(value, Mapping):
         problems = [((key,), given, "must be a number above 0") for key, given in value.items() if not _is_scale(given)]
         if problems or not value:
-            raise _invalid(*problems or [((), value, "must name at least one pattern")])
+            raise invalid(*problems or [((), value, "must name at least one pattern")])
         return {str(key): float(given) for key, given in value.items()}
     if not _is_scale(value):
-        raise _invalid(((), value, "must be a number above 0, or an object of name patterns and their numbers"))
+        raise invalid(((), value, "must be a number above 0, or an object of name patterns and their numbers"))
     return float(value)
 
 
@@ -245,7 +154,7 @@ def _layers(value: Any) -> str | tuple[str, ...]:
     patterns = _listed(value, "name pattern", ", such as '*.mlp.*'", [value] if isinstance(value, str) else [])
     problems = [((i,), each, "must be a name pattern") for i, each in enumerate(patterns) if not isinstance(each, str)]
     if problems:
-        raise _invalid(*problems)
+        raise invalid(*problems)
     return patterns
 
 
@@ -254,7 +163,7 @@ def _one_of(kind: str, choices: Iterable[str], synonyms: Mapping[str, str] | Non
 
     def check(value: Any) -> str:
         if value not in choices:
-            raise _invalid(((), value, f"unknown {kind}{nearest(value, choices, synonyms)}"))
+            raise invalid(((), value, f"unknown {kind}{nearest(value, choices, synonyms)}"))
         return value
 
     return PlainValidator(check)
@@ -279,7 +188,7 @@ class RectifierConfig(_Part):
     @model_validator(mode="after")
     def _has_something_to_look_at(self) -> "RectifierConfig":
         if self.enabled and not self.roles:
-            raise _invalid((("roles",), [], "must name at least one role; to track none, set 'enabled' to false"))
+            raise invalid((("roles",), [], "must name at least one role; to track none, set 'enabled' to false"))
         return self
 
 
@@ -324,7 +233,7 @@ class AdaccConfig(_Part):
 
     enabled: bool = True
     blocks: Annotated[Literal["auto"] | tuple[str, ...], PlainValidator(_block_classes)] = "auto"
-    memory_budget: Annotated[MemoryBudget, PlainValidator(_memory_budget)] = MemoryBudget("auto")
+    memory_budget: Annotated[MemoryBudget, PlainValidator(to_memory_budget)] = MemoryBudget("auto")
     codecs: Annotated[str | dict[str, tuple[str, ...]], PlainValidator(_codecs)] = "auto"
     max_gradient_error: Annotated[float, AfterValidator(_bound)] | None = 0.1
     offload: bool = True
@@ -351,7 +260,7 @@ class AdaccConfig(_Part):
                 f"must be null with codecs {self.codecs!r}, which compresses everything whatever its error; for a "
                 "bound, set 'codecs' to 'auto' or 'paper'"
             )
-            raise _invalid((("max_gradient_error",), self.max_gradient_error, hint))
+            raise invalid((("max_gradient_error",), self.max_gradient_error, hint))
         return self
 
     def differing(self, other: "AdaccConfig") -> list[str]:
@@ -368,16 +277,3 @@ def codecs_for(config: AdaccConfig) -> dict[str, tuple[str, ...]]:
     """Return the names of the codecs on offer for each role; an empty tuple for a role that is never compressed."""
     chosen = PRESETS[config.codecs] if isinstance(config.codecs, str) else config.codecs
     return {role: chosen.get(role, ()) for role in ROLES}
-
-
-def nearest(value: Any, valid: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """Return the end of a message: the name in `valid` that is most like `value`, if any is, and all valid names.
-
-    `synonyms`: the valid names that other names mean.
-    """
-    valid = tuple(valid)
-    near = []
-    if isinstance(value, str):
-        meant = (synonyms or {}).get(value.lower())
-        near = [meant] if meant else difflib.get_close_matches(value.lower(), valid, n=1)
-    return (f"; did you mean {near[0]!r}?" if near else "") + f" (valid: {', '.join(map(repr, valid))})"
