@@ -81,7 +81,7 @@ class BlockGraph:
     def __post_init__(self) -> None:
         check_numbers(self)
         for value in self.values:
-            check_numbers(value, f"value {value.name!r}")
+            check_numbers(value, "value", value.name)
         for index in range(len(self.ops)):
             self._check_op(index)
         for index, value in enumerate(self.values):
@@ -196,7 +196,7 @@ class BlockGraph:
 
     def _check_op(self, index: int) -> None:
         op = self.ops[index]
-        check_numbers(op, f"op {op.name!r}")
+        check_numbers(op, "op", op.name)
         self._check_indices(f"op {op.name!r}", (*op.inputs, *op.outputs))
         for value in op.inputs:
             producer = self.values[value].producer
@@ -226,7 +226,7 @@ class BlockGraph:
             )
 
     def _check_event(self, event: Event, usable: Collection[int]) -> None:
-        check_numbers(event, f"event {event.name!r}")
+        check_numbers(event, "event", event.name)
         self._check_indices(f"event {event.name!r}", event.values)
         if len(set(event.values)) != len(event.values):
             raise ValueError(f"event {event.name!r} lists values {event.values}: each must appear once")

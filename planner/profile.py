@@ -99,7 +99,7 @@ class CodecCost:
             raise ValueError(
                 f"a codec is named {RETAIN!r}, which means that a value is kept as it is: name it otherwise"
             )
-        check_numbers(self, f"codec {self.codec!r}")
+        check_numbers(self, "codec", self.codec)
         if self.lossless and (self.error or self.gradient_error):
             raise ValueError(
                 f"codec {self.codec!r} is lossless, but has error = {self.error} and gradient_error = "

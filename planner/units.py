@@ -37,11 +37,21 @@ def numbers(part: object, *units: object) -> Iterator[Any]:
     return (getattr(part, name) for name, unit in units_of(type(part)).items() if unit in units)
 
 
-def check_numbers(part: object, of: str = "") -> None:
-    """ValueError naming the field and what it is `of` if a number is negative or not finite, or bytes are no int."""
-    for name, unit in units_of(type(part)).items():
-        check = check_count if unit.__origin__ is int else check_number
-        check(f"{name} of {of}" if of else name, getattr(part, name))
+def check_numbers(part: object, kind: str = "", name: str = "") -> None:
+    """ValueError naming the field, and the `kind` and `name` of what has it, if a number in it is wrong.
+
+    A number must be finite and not negative, and bytes an int.
+    """
+    for field, is_count in _checked(type(part)):  # this runs for each part of each profile, so it tells only at the end
+        number = getattr(part, field)
+        if not (type(number) is int and number >= 0 if is_count else 0 <= number < math.inf):
+            (check_count if is_count else check_number)(f"{field} of {kind} {name!r}" if kind else field, number)
+
+
+@functools.cache
+def _checked(kind: type) -> tuple[tuple[str, bool], ...]:
+    """The fields of a dataclass that have units, each with whether it must be an int."""
+    return tuple((field, unit.__origin__ is int) for field, unit in units_of(kind).items())
 
 
 @functools.cache
