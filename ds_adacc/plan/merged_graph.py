@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
+from ds_adacc.planner import units
 
 
 def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
@@ -18,6 +19,4 @@ def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
 
 def _largest(events: Sequence[planner.Event]) -> planner.Event:
     """The step of backward that needs the most. What is made or late is beside less, so the least counts."""
-    most = max(event.gradient_bytes for event in events)
-    made, late = (min(getattr(event, name) for event in events) for name in ("made_bytes", "late_bytes"))
-    return events[0].sized(most, made, late)
+    return units.combined(events, {units.Bytes: max, units.DeductedBytes: min}).clipped

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack
@@ -14,6 +15,19 @@ from ds_adacc.python_state.content import is_library
 
 class BesideCompiled(TorchDispatchMode):
     """What our own modes have in common: compiled code runs compiled under them, as it will in later calls."""
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.called(func, args, kwargs or {})
+
+    def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator is called. Returns what the caller gets."""
+        raise NotImplementedError
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -275,6 +275,10 @@ class Recording:
             return self
         return replace(self, values=tuple(replace(v, pinned=True) if v.index in held else v for v in self.values))
 
+    def remarked(self, remark: str) -> Recording:
+        """This recording, with one more remark for the plan's table."""
+        return replace(self, remarks=(*self.remarks, remark))
+
     def doubted(self, doubt: str) -> Recording:
         """This recording, of which nothing is replayed if there is a `doubt`: its program may be another next time."""
         if not doubt or self.is_whole:  # a second forward runs whatever the block runs

@@ -48,14 +48,8 @@ class KernelCall(BesideCompiled):
         with self:
             return self._func.redispatch(keys & _BELOW_PYTHON, *args, **kwargs)
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the kernel calls."""
         result = func(*args, **kwargs)
         if self._refusal is None:
             self._refusal = self._why_not(func, (args, kwargs), result)

@@ -77,17 +77,12 @@ class Recorder(BesideCompiled):
 
     # -- what torch calls
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the block calls."""
         if self.is_elsewhere():
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
         with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
-            return self._dispatch(func, args, kwargs or {})
+            return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._records or in_guards():

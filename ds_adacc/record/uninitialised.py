@@ -24,8 +24,9 @@ class Filled(BesideCompiled):
         super().__init__()
         self._pattern = pattern
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a replay calls."""
+        made = func(*args, **kwargs)
         if isinstance(made, torch.Tensor) and "empty" in str(func) and made.device.type != "meta":
             _bytes_of_storage(made).fill_(self._pattern)
         return made

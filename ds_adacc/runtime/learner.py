@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import CodeType
 from typing import NamedTuple
 
@@ -85,7 +84,7 @@ class Learner:
         recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None and not recording.is_whole:  # of a block recomputed as a whole it is a part
-            recording = replace(recording, remarks=(*recording.remarks, remark_on_inside(checkpoint)))
+            recording = recording.remarked(remark_on_inside(checkpoint))
         captured.recording = recording
         beginning = None if costs is None else called.beginning
         if beginning is not None:

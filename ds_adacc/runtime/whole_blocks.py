@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -77,9 +76,9 @@ def planned_recording(
     if reason is None and repeats:
         reason = _why_not_together(called, ranks_agree)
     if reason is not None:
-        return _remarked(recording, f"The block is not recomputed as a whole either, since {reason}"), None
+        return recording.remarked(f"The block is not recomputed as a whole either, since {reason}"), None
     if called.beginning is None:
-        return _remarked(recording, _ADVICE), None
+        return recording.remarked(_ADVICE), None
     return as_whole(recording, block.class_name, repeats, gathered), costs
 
 
@@ -151,7 +150,3 @@ def _changed(called: RecordedCall, recording: Recording) -> str | None:
     # A second forward is taken to make the same of what has only come, such as a cache that is filled once.
     changed = rewritten(called.guards, reading.marks)
     return in_short(changed) if changed else None
-
-
-def _remarked(recording: Recording, remark: str) -> Recording:
-    return replace(recording, remarks=(*recording.remarks, remark))
