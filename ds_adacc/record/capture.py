@@ -104,9 +104,11 @@ class _RecordingHook:
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> Slot:
-        if self.recorder is None or self._slots is None or self.recorder.is_elsewhere():
-            return keep(tensor)  # a thread that the block has started may still run after its end
+        if self.recorder is None or self._slots is None:  # a thread that the block has started runs after its end
+            return keep(tensor)
         with self.recorder.watch.paused():
+            if self.recorder.is_elsewhere():
+                return keep(tensor)
             packed = self.recorder.pack(tensor)
             with self.recorder.aside():
                 return self._slots.add(keep(packed))

@@ -76,11 +76,11 @@ class Follower(Recorder):
 
     @torch._disable_dynamo
     def pack(self, tensor: torch.Tensor) -> Any:
-        if self.is_elsewhere():
-            if not self._is_closed:  # a thread that the block has started may still run after its end
-                self._diverge()
-            return keep(tensor)
         with self.watch.paused():
+            if self.is_elsewhere():
+                if not self._is_closed:  # a thread that the block has started may still run after its end
+                    self._diverge()
+                return keep(tensor)
             super().pack(tensor)
             self.saved.clear()
             if self._running is not None:

@@ -79,13 +79,11 @@ class Recorder(BesideCompiled):
 
     def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the block calls."""
-        if self.is_elsewhere():
-            return func(*args, **kwargs)
         with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
             return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._records or in_guards():
+        if self.is_elsewhere() or not self._records or in_guards():
             return self._run(func, args, kwargs)
         if self._running is not None:
             result = self._run(func, args, kwargs)
