@@ -45,13 +45,14 @@ class CodePlaces:
 
     def add_globals(self, frame: types.FrameType) -> None:
         """Add what the code names of its globals, and of the Python modules in its closure."""
-        namespace = frame.f_globals
+        namespace, builtin = frame.f_globals, frame.f_builtins
         for name in self._names:
-            if name in self._globals and name in namespace:
+            is_global = name in self._globals
+            if is_global and name in namespace:
                 self._add_global(namespace, name)
-            elif name in self._globals and not _is_pythons(frame.f_builtins.get(name)):
-                self._add_global(frame.f_builtins, name)
-            elif name in self._may_come or (name in self._globals and name not in (*self._texts, *frame.f_builtins)):
+            elif is_global and not _is_pythons(builtin.get(name)):
+                self._add_global(builtin, name)
+            elif name in self._may_come or (is_global and name not in self._texts and name not in builtin):
                 self._add_absent(namespace, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
