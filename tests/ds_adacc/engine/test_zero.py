@@ -8,13 +8,21 @@ from zero_cases import CASES
 from zero_worker import OVERFLOW, STEPS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
-by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def parameters(cases):
+    marks = {True: [pytest.mark.further], False: []}
+    return [pytest.param(case, id=case.name, marks=marks[case.further]) for case in cases]
+
+
+by_name = pytest.mark.parametrize("case", parameters(CASES))
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("zero")
-    on_ranks("zero_worker.py", out, seconds=580)
+    run = {item.callspec.params["case"].name for item in request.session.items if item.path == request.path}
+    on_ranks("zero_worker.py", out, *sorted(run), seconds=580)
     return told(out)
 
 
@@ -48,7 +56,7 @@ def test_all_ranks_run_the_same_policies_and_hold_what_they_say(ranks, case):
     assert first["tracked_to"] > 1 or case.codecs == "paper"  # which may have its model corrected first
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.precision == "fp16"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", parameters(case for case in CASES if case.precision == "fp16"))
 def test_an_overflow_under_a_plan_skips_the_step_and_halves_the_scale(ranks, case):
     for rank in ranks:
         plain, adacc = rank[case.name]["plain"], rank[case.name]["adacc"]
@@ -58,7 +66,7 @@ def test_an_overflow_under_a_plan_skips_the_step_and_halves_the_scale(ranks, cas
         assert adacc["skipped"] == 1
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.stage == 3], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", parameters(case for case in CASES if case.stage == 3))
 def test_no_gathered_parameter_outlives_its_block(ranks, case):
     for rank in ranks:
         seen = rank[case.name]["adacc"]
