@@ -8,9 +8,7 @@ import sys
 from dataclasses import asdict
 
 import deepspeed
-import pytest
 import torch
-from equal_times import make_times_equal
 from zero_cases import Case, ds_config
 from zero_models import TOKENS, Model
 
@@ -73,7 +71,6 @@ def account(engine):
 
 
 def main(out):
-    make_times_equal(pytest.MonkeyPatch())
     operator_costs.replay_seconds = lambda *_: 1e-2  # codecs are quicker, on any machine: a plan that may be lossy is
     deepspeed.init_distributed(dist_backend="gloo")
     results = {name: {"plain": train(name, None), "adacc": train(name, section)} for name, section in SECTIONS.items()}

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from equal_times import make_times_equal
 from forks import ALONE, become, start
 from processes import free_port
 from solvers import ADDRESS, address, quicken_solver
@@ -41,12 +42,14 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
 
 
 def be_rank(script, arguments, environment, log):
-    """Be what `python script arguments` would be, with its output in the file `log`."""
+    """Be what `python script arguments` would be, with its output in the file `log`; but plans depend on no time."""
     become(log, log, environment)
     gc.freeze()  # DeepSpeed collects now and then, and what all ranks have imported is no part of that
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(HERE))
-    quicken_solver(pytest.MonkeyPatch())  # for as long as the process runs
+    patch = pytest.MonkeyPatch()  # for as long as the process runs
+    quicken_solver(patch)
+    make_times_equal(patch)
     runpy.run_path(str(HERE / script), run_name="__main__")
 
 

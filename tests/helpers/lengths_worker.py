@@ -10,10 +10,8 @@ from collections import Counter
 from dataclasses import asdict
 
 import deepspeed
-import pytest
 import torch
 import torch.distributed as dist
-from equal_times import make_times_equal
 from held import watch_held
 from zero_cases import Case, ds_config
 from zero_models import Model
@@ -87,7 +85,6 @@ def train(stage, section, until=STEPS):
 
 
 def main(out):
-    make_times_equal(pytest.MonkeyPatch())  # for as long as the process runs: else each run has another plan
     for name in COLLECTIVES:
         count(dist, name)
     for owner, names in ASKED.items():
