@@ -7,6 +7,7 @@ the tensor when backward asks for it.
 The files, in the order in which a tensor meets them:
 
 * `block_registry`: finds the block that a callable is.
+* `incoming`: a call that has come in, before it runs.
 * `block`: what is known of a block; `variant`: of its calls under one signature and guards, and their policy.
 * `course`: how calls run under a policy: what the pack hook does at each position, what backward replays.
 * `bound_policy`: ties that to a block, with the block's own codecs, parameters and replays; `bound_segment`: what one
@@ -14,9 +15,6 @@ The files, in the order in which a tensor meets them:
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
 * `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
-* `whole_call`: the state of a call of a block that is one operator; `second_forward`: runs its forward again in
-  backward; `beginning`: all that this must find as it was; `written_buffers`: of what the forward writes to, too.
-* `host_copies`: holds in host memory what a call saves, while the ranks have yet to agree on a plan for it.
 * `alive_calls`: how many calls of each block type autograd holds at once.
 * `holders/`: what stands for a value until backward, one file for each choice.
 * `host_offload`: the copies to host memory and back, and when they start; `pinned_pool`: the host memory they use.

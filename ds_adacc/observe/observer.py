@@ -14,11 +14,11 @@ from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.call import Call
 from ds_adacc.execute.variant import Variant
-from ds_adacc.execute.whole_call import WholeCall
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.slots import UNPLANNED, Holder, Retained, Slot, TellingSlot
+from ds_adacc.whole_blocks.whole_call import WholeCall
 
 
 class Observer:

@@ -7,7 +7,6 @@ those of `record/`.
 * `recording`: the program: values, operators, positions of the pack hook; `recorded_op`: one operator; `arguments`:
   what it is called with; `parameters`: the block's, by index.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
-* `whole_block`: what stands for a whole block where an operator stands.
 * `geometry`: where a view lies in memory; `same_bits`: whether two tensors have the same bits.
 * `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must
   not be replayed.

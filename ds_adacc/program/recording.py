@@ -16,9 +16,8 @@ from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extrac
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
-from ds_adacc.program.recorded_op import Draw, RecordedOp
+from ds_adacc.program.recorded_op import Draw, RecordedOp, WholeBlock
 from ds_adacc.program.refusals import COMPILED
-from ds_adacc.program.whole_block import WholeBlock
 from ds_adacc.python_state.guard_history import as_clause
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 

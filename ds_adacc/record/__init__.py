@@ -28,7 +28,6 @@ The files, in the order in which a call meets them:
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
-* `as_whole`: a block that reads data as one operator, if its forward may run a second time.
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.
 

@@ -3,15 +3,12 @@
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
 Plans are made and changed between two steps.
 
-* `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
-  told;
+* `runtime`: a call comes in: one that is new is recorded; `warnings`: what users are told;
 * `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
   plan decides on;
 * `given_inputs`: which inputs several calls of one forward hold;
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
 * `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
-* `asked`: which calls the program has asked to be checkpointed; `whole_blocks`: which blocks are recomputed as a whole;
-  `second_forwards`: what their second forwards run in;
 * `learner`: records a call, and learns its block type and costs from it;
 * `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
   `current_pass`: the forward and backward that run now;

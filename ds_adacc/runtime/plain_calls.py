@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.second_forward import SecondForward
-from ds_adacc.execute.whole_call import Around
+from ds_adacc.execute.incoming import PlainCall, Run
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import has_other_ranks
 from ds_adacc.program.random_states import RandomStates
@@ -21,9 +19,11 @@ from ds_adacc.program.signature import why_unhooked
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.runtime.incoming import PlainCall, Run
-from ds_adacc.runtime.second_forwards import kept_gathered, undisturbing
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.same_again import kept_gathered, undisturbing
+from ds_adacc.whole_blocks.second_forward import SecondForward
+from ds_adacc.whole_blocks.whole_call import Around
 
 _ADVICE = (
     ". To save memory there, call it by ds_adacc.checkpointing.checkpoint, or enable the gradient checkpointing of "

@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.call import Call
-from ds_adacc.execute.host_copies import HostCopies
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
-from ds_adacc.execute.whole_call import Around, WholeCall
 from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
@@ -23,13 +21,15 @@ from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.plain_calls import PlainCalls
-from ds_adacc.runtime.second_forwards import SecondForwards
 from ds_adacc.runtime.seen_programs import SeenPrograms
 from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.host_copies import HostCopies
+from ds_adacc.whole_blocks.same_again import SameAgain
+from ds_adacc.whole_blocks.whole_call import Around, WholeCall
 
 Pack = Callable[[torch.Tensor], Any]
 
@@ -231,7 +231,7 @@ class PlannedCalls:
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
-        around = SecondForwards(incoming, variant, self._inside, self._warnings).around
+        around = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice).around
         if recorded is not None or not self._controller.agreement.known_types[variant.digest].is_timed:
             around = functools.partial(self._timed, variant.digest, around)
         return _Second(recorded or Beginning(incoming.call, variant.recording), around)

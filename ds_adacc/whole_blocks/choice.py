@@ -7,13 +7,10 @@ from typing import NamedTuple
 
 import torch
 
-from ds_adacc.execute.beginning import Beginning
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.execute.second_forward import nodes_of
-from ds_adacc.execute.written_buffers import why_not_put_back
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import has_other_ranks
-from ds_adacc.profile.whole_profile import WholeCosts
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.refusals import TAINTED
 from ds_adacc.program.signature import flatten
@@ -22,9 +19,12 @@ from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.record.as_whole import as_whole, calls_collective, why_not_again
 from ds_adacc.record.capture import Capture
-from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.costs import WholeCosts
+from ds_adacc.whole_blocks.one_operator import as_whole, calls_collective, why_not_again
+from ds_adacc.whole_blocks.second_forward import nodes_of
+from ds_adacc.whole_blocks.written_buffers import why_not_put_back
 
 _DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
 _ADVICE = (

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ds_adacc.execute.beginning import Beginning
-from ds_adacc.execute.second_forward import SecondForward, nodes_of
 from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.second_forward import SecondForward, nodes_of
 
 
 class Block(nn.Module):

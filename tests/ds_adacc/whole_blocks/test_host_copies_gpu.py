@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ds_adacc.execute.host_copies import HostCopies
 from ds_adacc.program.slots import keep
+from ds_adacc.whole_blocks.host_copies import HostCopies
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,10 +13,9 @@ from torch import nn
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import whole_shape
-from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.recorded_op import RecordedOp, WholeBlock
 from ds_adacc.program.recording import Position, RecordedValue, Recording
 from ds_adacc.program.refusals import COLLECTIVE, REPLACED, STATISTICS, TAINTED, UNSEEN
-from ds_adacc.program.whole_block import WholeBlock
 
 _EFFECTS = {
     STATISTICS: "it updates or reads running statistics",

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from ds_adacc.execute.host_copies import HostCopies
 from ds_adacc.program.slots import ParameterSlot, Retained, keep, run_packed
+from ds_adacc.whole_blocks.host_copies import HostCopies
 
 
 def copies(pack=keep):

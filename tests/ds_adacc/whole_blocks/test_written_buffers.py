@@ -5,8 +5,8 @@ import torch
 from recorded import captured
 from torch import nn
 
-from ds_adacc.execute.written_buffers import WrittenBuffers, why_not_put_back
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.whole_blocks.written_buffers import WrittenBuffers, why_not_put_back
 
 
 class Counting(nn.Module):

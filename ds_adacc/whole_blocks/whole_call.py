@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.alive_calls import AliveCall
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.bound_policy import BoundPolicy
 from ds_adacc.execute.bound_segment import Updates
-from ds_adacc.execute.second_forward import SecondForward
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.slots import Holder, ParameterSlot, Slot
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.second_forward import SecondForward
 
 Around = Callable[[], AbstractContextManager[None]]
 

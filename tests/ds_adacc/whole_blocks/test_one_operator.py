@@ -9,7 +9,7 @@ from recorded import captured
 from torch import nn
 
 from ds_adacc.program.refusals import COLLECTIVE, REPLACED, TAINTED, UNSEEN
-from ds_adacc.record.as_whole import as_whole, calls_collective, why_not_again
+from ds_adacc.whole_blocks.one_operator import as_whole, calls_collective, why_not_again
 
 
 def recorded(block, size=TOKENS, seed=0):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
+from ds_adacc.profile.block_graph import GradientLifetimes, block_graph, whole_graph
 from ds_adacc.program.recording import Recording
 
 _WORTH = 8  # it is recomputed as a whole if replays of its operators leave more than an eighth of what it saves
@@ -56,14 +56,6 @@ def whole_profile(recording: Recording, costs: WholeCosts) -> planner.Profile:
     ops = [replace(op, workspace_bytes=costs.forward) for op in graph.ops]
     events = [event.sized(costs.backward, made, 0) for event in graph.events]
     return planner.Profile(replace(graph, ops=tuple(ops), events=tuple(events)), (0.0,), ((),) * len(graph.values))
-
-
-def whole_graph(recording: Recording, saved_bytes: int) -> planner.BlockGraph:
-    """The graph of the block as one operator, which makes `saved_bytes`. All of its backward is one step."""
-    graph = block_graph(recording)
-    *given, saved = graph.values
-    event = planner.Event("backward", tuple(sorted(recording.saved)), 0)
-    return replace(graph, values=(*given, replace(saved, nbytes=saved_bytes)), events=(event,))
 
 
 def _made_bytes(graph: planner.BlockGraph, indices: Iterable[int]) -> int:

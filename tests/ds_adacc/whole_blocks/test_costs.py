@@ -7,10 +7,11 @@ from experts import TOKENS, WIDTH, layers
 from recorded import captured, profile_of
 
 from ds_adacc import planner
+from ds_adacc.profile.block_graph import whole_graph
 from ds_adacc.profile.symbolic_profile import SymbolicProfile
-from ds_adacc.profile.whole_profile import WholeCosts, whole_graph, whole_profile
 from ds_adacc.program.signature import Sizes
-from ds_adacc.record.as_whole import as_whole
+from ds_adacc.whole_blocks.costs import WholeCosts, whole_profile
+from ds_adacc.whole_blocks.one_operator import as_whole
 
 INPUT = TOKENS * WIDTH * 4
 

@@ -1,4 +1,4 @@
-"""What a second forward of a block runs in: what it reads must not have changed, and what it leaves is put back."""
+"""Has a second forward compute the same again: what it reads must not have changed, and what it leaves is put back."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
-from ds_adacc.execute.whole_call import Around
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.closure import Closure
@@ -20,19 +20,21 @@ from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.tensor_marks import TensorMark
-from ds_adacc.runtime.incoming import Incoming
-from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.whole_blocks.whole_call import Around
 
 _SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which ZeRO-3 knows who uses a parameter
 
 
-class SecondForwards:
+class SameAgain:
     """What the second forward of one call runs in (`WholeCall`). Make it before the forward of the call.
 
-    `inside`: what has the blocks inside the block left alone.
+    `inside`: what has the blocks inside the block left alone. `on_effects` is told if the second forward has changed
+    something: the block, and whether its forward will be run again all the same.
     """
 
-    def __init__(self, incoming: Incoming, variant: Variant, inside: Around, warnings: Warnings) -> None:
+    def __init__(
+        self, incoming: Incoming, variant: Variant, inside: Around, on_effects: Callable[[Block, bool], None]
+    ) -> None:
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
@@ -40,7 +42,7 @@ class SecondForwards:
         self._stays = variant.recording.repeats_collectives
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
         self._inside = inside
-        self._warnings = warnings
+        self._on_effects = on_effects
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
         written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
         held = (tensor for tensor in incoming.held if id(tensor) not in written)
@@ -77,7 +79,7 @@ class SecondForwards:
         effects = rewritten(now, self._read())
         if effects:
             self._block.note_effects(in_short(effects))
-            self._warnings.ran_twice(self._block, self._stays)
+            self._on_effects(self._block, self._stays)
 
     def _read(self) -> Guards:
         reading, _ = self._closure.read(marks_of(self._block.places), self._block.last_reading)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.program.signature import flatten
 from ds_adacc.program.slots import Slot, keep, run_packed
+from ds_adacc.whole_blocks.beginning import Beginning
 
 
 class _Saved(NamedTuple):

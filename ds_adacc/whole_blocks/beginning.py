@@ -10,7 +10,6 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from ds_adacc.execute.written_buffers import WrittenBuffers
 from ds_adacc.program.arguments import generators_in
 from ds_adacc.program.dispatch_modes import modes_now, under
 from ds_adacc.program.function_operator import autocast_now, casting
@@ -21,6 +20,7 @@ from ds_adacc.python_state.changes import is_number, rewritten
 from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.whole_blocks.written_buffers import WrittenBuffers
 
 
 class Beginning:

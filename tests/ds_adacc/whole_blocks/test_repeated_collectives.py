@@ -13,9 +13,9 @@ from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.repeated_collectives import Repeatable, RepeatableByAll
-from ds_adacc.profile.whole_profile import WholeCosts, whole_profile
 from ds_adacc.program.signature import Signature
-from ds_adacc.record.as_whole import as_whole
+from ds_adacc.whole_blocks.costs import WholeCosts, whole_profile
+from ds_adacc.whole_blocks.one_operator import as_whole
 
 NAMES = {0: "layers.0", 1: "layers.1"}
 
