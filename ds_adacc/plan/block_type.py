@@ -65,8 +65,8 @@ class KnownType:
     channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
     `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
     the section bounds them. `entrance`: where backward enters its blocks. `agreed_types`: those of the `Agreement`.
-    `_courses`: what is known of calls under the policies of late. `_whole`: the places of the inputs that are only
-    retained.
+    `_courses`: what is known of calls under the policies of late. `_only_retained`: the places of the inputs of which
+    other calls hold the memory.
     """
 
     recording: Recording
@@ -80,7 +80,7 @@ class KnownType:
     errors_are_measured: bool = False
     entrance: Entrance = field(default_factory=Entrance, repr=False)
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
-    _whole: set[int] = field(default_factory=set, repr=False)
+    _only_retained: set[int] = field(default_factory=set, repr=False)
 
     @property
     def agreed(self) -> AgreedType | None:
@@ -202,10 +202,10 @@ class KnownType:
         """
         self.profile = replace(self.profile, graph=merged_graph([self.profile.graph, profile.graph]))
 
-    def keep_whole(self, place: int) -> None:
+    def only_retain(self, place: int) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory."""
-        if place not in self._whole:  # this comes at every call
-            self._whole.add(place)
+        if place not in self._only_retained:  # this comes at every call
+            self._only_retained.add(place)
             inputs = {v.index for v in self.recording.values if v.origin == "input" and v.source == place}
             offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
             self.profile = replace(self.profile, codecs=tuple(offers))

@@ -79,7 +79,7 @@ class Step:
         return self.current_pass.has_begun and not self.current_pass.is_held
 
     @property
-    def is_observed_whole(self) -> bool:
+    def is_fully_observed(self) -> bool:
         """Whether the observer has been there from the start."""
         return self.observer is not None and not self.is_partly_observed
 

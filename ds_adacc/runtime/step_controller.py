@@ -151,7 +151,7 @@ class StepController:
             self.step.drop_pass()
 
     def note_call(self, block: Block, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
-        """Note a call of this program. What an earlier call holds of its inputs, that call keeps whole."""
+        """Note a call of this program. What an earlier call holds of its inputs, that call only retains."""
         digest = recording.digest
         self.agreement.note_use(digest)
         self.new_sizes.symbolic_types.note_use(digest)
@@ -160,7 +160,7 @@ class StepController:
         for owner, place in self.step.current_pass.given.add(digest, saved):
             known = self.agreement.known_types.get(owner)
             if known is not None:  # a size that was forgotten in this forward
-                known.keep_whole(place)
+                known.only_retain(place)
 
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
@@ -192,7 +192,7 @@ class StepController:
         ran = self.step.end_pass()
         if keeps_graph:
             self.pending.note_kept_graph(ran)
-        if self.pending.note(ran, self.step.is_observed_whole):
+        if self.pending.note(ran, self.step.is_fully_observed):
             self.choose_policies(ran)
 
     def end_pending_pass(self) -> None:
