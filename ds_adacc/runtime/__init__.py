@@ -1,28 +1,22 @@
-"""Runs every call of a block, and ends every step. It uses all rooms below it.
+"""Runs every call of a block. It uses all rooms below it.
 
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
-Plans are made and changed between two steps.
+What happens between two steps is in `steps/`, which this room tells of each call.
 
-* `runtime`: a call comes in: one that is new is recorded; `warnings`: what users are told;
-* `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
-  plan decides on;
-* `given_inputs`: which inputs several calls of one forward hold;
-* `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
-* `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
-* `learner`: records a call, and learns its block type and costs from it;
-* `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
-  `current_pass`: the forward and backward that run now;
-* `step_controller`: what happens between steps, in a fixed order; `pending_live_sets`: which live sets wait for a
-  plan;
-* `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
-  tried or tracked;
-* `policy_chooser`: which policy each block runs now; `binder`: ties one block to it, with the codecs that it names;
-* `saved_state`: what a checkpoint saves of a run;
-* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`;
+The files, in the order in which a call meets them:
+
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
+* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`.
+* `runtime`: a call comes in: has it recorded, or run as planned.
+* `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside.
+* `learner`: has a call recorded, and learns from it: its block type, and all costs.
+* `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
+  plan decides on.
+* `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths.
+* `warnings`: what users are told of calls that do not run as planned.
 
-Rules of this room, cited by their letter and number where they are obeyed:
+Rules of this room and of `steps/`, cited by their letter and number where they are obeyed:
 
 T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
     would wait for a collective that the other ranks never start.

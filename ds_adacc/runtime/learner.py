@@ -24,8 +24,8 @@ from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.beginning import Beginning
 from ds_adacc.whole_blocks.choice import RecordedCall, planned_recording
 from ds_adacc.whole_blocks.costs import WholeCosts, whole_profile

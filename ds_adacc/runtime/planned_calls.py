@@ -20,12 +20,12 @@ from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
-from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.seen_programs import SeenPrograms
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.beginning import Beginning
 from ds_adacc.whole_blocks.host_copies import HostCopies
 from ds_adacc.whole_blocks.same_again import SameAgain

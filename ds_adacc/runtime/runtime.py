@@ -42,14 +42,14 @@ from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.learner import Learner
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
-from ds_adacc.runtime.saved_state import State
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.saved_state import State
+from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.asked import Asked
 
 _OTHER_THREAD = "another thread runs a block at the same time"

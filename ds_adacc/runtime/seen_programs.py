@@ -16,7 +16,7 @@ from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.program.signature import apart
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.identity import identity_mark, without_identity
-from ds_adacc.runtime.step_controller import StepController
+from ds_adacc.steps.step_controller import StepController
 
 Lengths = tuple[int, ...]
 

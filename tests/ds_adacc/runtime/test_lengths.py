@@ -19,9 +19,9 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.peak_estimate import estimated_peak
 from ds_adacc.plan.policy_search import PolicySearch
-from ds_adacc.runtime import binder, pending_live_sets, step_controller
-from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.steps import binder, pending_live_sets, step_controller
+from ds_adacc.steps.step_schedule import Purpose
 
 
 def lengths(count, steps, seed=0):

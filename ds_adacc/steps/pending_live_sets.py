@@ -13,7 +13,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
-from ds_adacc.runtime.current_pass import CalledByType
+from ds_adacc.steps.current_pass import CalledByType
 
 Known = TypeVar("Known")
 _PAUSE = 8  # steps from a plan to one for larger inputs: what many ranks meet in many steps is planned for at once

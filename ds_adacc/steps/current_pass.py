@@ -15,7 +15,7 @@ from ds_adacc.execute.variant import Trial
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.signature import is_in_backward
-from ds_adacc.runtime.given_inputs import GivenInputs
+from ds_adacc.steps.given_inputs import GivenInputs
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from ds_adacc.observe.observer import Observer
 from ds_adacc.observe.step_profiler import StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.runtime.current_pass import CalledByType, CurrentPass
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.current_pass import CalledByType, CurrentPass
+from ds_adacc.steps.step_schedule import Purpose
 
 
 class Step:

@@ -46,14 +46,14 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.runtime.after_step import conclude_observation, conclude_trials, rectify
-from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.pending_live_sets import PendingLiveSets
-from ds_adacc.runtime.policy_chooser import PolicyChooser
-from ds_adacc.runtime.saved_state import State
-from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose
-from ds_adacc.runtime.trials import Trials
+from ds_adacc.steps.after_step import conclude_observation, conclude_trials, rectify
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.pending_live_sets import PendingLiveSets
+from ds_adacc.steps.policy_chooser import PolicyChooser
+from ds_adacc.steps.saved_state import State
+from ds_adacc.steps.step import Step
+from ds_adacc.steps.step_schedule import Purpose
+from ds_adacc.steps.trials import Trials
 
 _MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
 

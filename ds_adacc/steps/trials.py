@@ -27,9 +27,9 @@ from ds_adacc.profile.probe import Measure, Probe
 from ds_adacc.profile.unmeasurable import why_unmeasurable
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
-from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.step import Step
+from ds_adacc.steps.step_schedule import Purpose
 
 
 class Trials:

@@ -11,8 +11,8 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.variant import Trial, Variant
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.approvals import BlockKey
-from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.step import Step
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.step import Step
 
 
 class PolicyChooser:

@@ -14,7 +14,7 @@ from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import AgreementState
 from ds_adacc.plan.plan import Plan
 from ds_adacc.profile.gradient_error import CodecErrors
-from ds_adacc.runtime.step_schedule import StepSchedule
+from ds_adacc.steps.step_schedule import StepSchedule
 
 
 @dataclass(frozen=True)

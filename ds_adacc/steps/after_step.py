@@ -23,10 +23,10 @@ from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.plan.peak_estimate import estimated_held
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.profile.gradient_error import PolicyError
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 if TYPE_CHECKING:  # it imports this file
-    from ds_adacc.runtime.step_controller import StepController
+    from ds_adacc.steps.step_controller import StepController
 
 
 def conclude_observation(controller: StepController) -> Mapping[str, Correction]:
