@@ -11,7 +11,6 @@ The files, in the order in which a captured call meets them:
 * `measure`: the profile of a block.
 * `codec_maker`: which codecs may hold a value, and the making of them; `codec_costs`: what each costs.
 * `timer`: seconds of a function on a device.
-* `symbolic_profile`: the profile at an input size at which nothing was measured.
 * `operator_costs`: the time of a replay and of a backward step, and the bytes that each takes besides its results.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
 * `block_graph`: the recording as the planner wants it, and which gradients are alive at each backward step.

@@ -10,7 +10,6 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.symbolic_types import Constants
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
@@ -25,6 +24,7 @@ from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.checkpointed import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.symbolic_types import Constants
 from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.beginning import Beginning
 from ds_adacc.whole_blocks.choice import RecordedCall, planned_recording

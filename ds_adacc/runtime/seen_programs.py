@@ -12,10 +12,10 @@ from typing import Any, TypeGuard
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
-from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.program.signature import apart
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.identity import identity_mark, without_identity
+from ds_adacc.sizes.symbolic_types import SymbolicType
 from ds_adacc.steps.step_controller import StepController
 
 Lengths = tuple[int, ...]

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
+from ds_adacc.sizes.adopter import Adopter
 from ds_adacc.steps.current_pass import CalledByType
 
 Known = TypeVar("Known")

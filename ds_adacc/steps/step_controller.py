@@ -35,7 +35,6 @@ from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.coordinator import Coordinator
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.plan.new_sizes import NewSizes
 from ds_adacc.plan.peak_estimate import largest_pass
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
@@ -46,6 +45,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
+from ds_adacc.sizes.new_sizes import NewSizes
 from ds_adacc.steps.after_step import conclude_observation, conclude_trials, rectify
 from ds_adacc.steps.binder import Binder
 from ds_adacc.steps.pending_live_sets import PendingLiveSets

@@ -16,10 +16,10 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.peak_estimate import estimated_peak
-from ds_adacc.plan.policy_search import PolicySearch
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.policy_search import PolicySearch
 from ds_adacc.steps import binder, pending_live_sets, step_controller
 from ds_adacc.steps.step_schedule import Purpose
 

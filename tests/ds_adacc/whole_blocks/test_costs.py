@@ -8,8 +8,8 @@ from recorded import captured, profile_of
 
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import whole_graph
-from ds_adacc.profile.symbolic_profile import SymbolicProfile
 from ds_adacc.program.signature import Sizes
+from ds_adacc.sizes.symbolic_profile import SymbolicProfile
 from ds_adacc.whole_blocks.costs import WholeCosts, whole_profile
 from ds_adacc.whole_blocks.one_operator import as_whole
 

@@ -12,8 +12,8 @@ from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies
 from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.policy_search import PolicySearch
-from ds_adacc.plan.symbolic_types import SymbolicType, SymbolicTypes
+from ds_adacc.sizes.policy_search import PolicySearch
+from ds_adacc.sizes.symbolic_types import SymbolicType, SymbolicTypes
 
 _OUTGROWN = 1.25  # times the bytes that were planned for: lengths that grow get a plan now and then, not at each step
 

@@ -10,12 +10,12 @@ import torch
 
 from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.log import get_logger, is_logged
-from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.symbolic_types import SymbolicTypes
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.program.symbolic_program import Example, as_block, fits
+from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.symbolic_types import SymbolicTypes
 
 
 class Predicted(NamedTuple):

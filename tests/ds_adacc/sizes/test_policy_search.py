@@ -7,7 +7,7 @@ import pytest
 from ds_adacc import planner
 from ds_adacc.plan.block_type import AgreedType
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.policy_search import PolicySearch
+from ds_adacc.sizes.policy_search import PolicySearch
 
 BLOCKS = 2
 
