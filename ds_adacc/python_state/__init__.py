@@ -17,7 +17,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `places`: what functions read besides their arguments: where that is, and what was there.
 * `code_places`: which of them the names in a function's code tell of.
 * `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
-  applies Functions and calls collectives.
+  applies Functions and calls collectives. `listener`: all that it tells of.
 * `callers`: who calls what runs then: a compiler, an import, or ds_adacc itself.
 * `function_watch`: follows the calls of `autograd.Function`s while a block is recorded.
 * `collector`: keeps Python's collector of garbage from running meanwhile.

@@ -9,27 +9,13 @@ from __future__ import annotations
 import inspect
 import types
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
-
-class Listener(Protocol):
-    """What is told of Functions."""
-
-    def function_begins(self, cls: type[torch.autograd.Function], args: tuple[Any, ...]) -> bool:
-        """`cls.apply` is called with `args`, and its forward is about to run.
-
-        False: the listener does not want to know when it ends, but of those inside.
-        """
-
-    def function_ends(self, result: Any, context: Any, raised: bool) -> None:
-        """`apply` has returned, or raised. `result`: what forward has returned; `context`: its `ctx`."""
-
-    def function_is_hidden(self, cls: type[torch.autograd.Function]) -> None:
-        """`cls.apply` is called, but nothing tells with what, nor when it ends."""
+from ds_adacc.python_state.listener import Listener
 
 
 @dataclass(eq=False)

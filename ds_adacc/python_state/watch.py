@@ -12,9 +12,9 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo.callback import callback_handler
@@ -34,8 +34,8 @@ from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes
 from ds_adacc.python_state.code_places import RANDOM, CodePlaces, is_put_back
 from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
 from ds_adacc.python_state.function_watch import FunctionWatch, arguments
-from ds_adacc.python_state.function_watch import Listener as FunctionListener
-from ds_adacc.python_state.places import Place, Reads
+from ds_adacc.python_state.listener import Listener
+from ds_adacc.python_state.places import Reads
 
 # What reads attributes whose names are not in the code.
 _BY_NAME = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"})
@@ -58,28 +58,6 @@ _COLLECTIVES = frozenset(
     | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
     | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
 )
-
-
-class Listener(FunctionListener, Protocol):
-    """What a watch tells of."""
-
-    def note_read(self) -> None:
-        """Python is about to read a tensor's data."""
-
-    def note_write(self, tensor: torch.Tensor) -> None:
-        """Python is about to write to a tensor, one element after the other."""
-
-    def note_address(self, tensor: torch.Tensor | None) -> None:
-        """Python is about to give the address of a tensor (None: of any) to code that the dispatcher does not see."""
-
-    def note_collective(self) -> None:
-        """Python calls a collective, perhaps inside an operator of the user's."""
-
-    def note_hook(self) -> None:
-        """Python registers a hook for the gradient of a tensor."""
-
-    def note_places(self, places: Mapping[str, Place]) -> None:
-        """A function begins, perhaps inside an operator of the user's, which reads these places."""
 
 
 class _Code(NamedTuple):
