@@ -13,7 +13,7 @@ The files, in the order in which a tensor meets them:
 * `bound_policy`: ties that to a block, with the block's own codecs, parameters and replays; `bound_segment`: what one
   replay runs.
 * `input_placement`: DeepSpeed's options for block inputs: a share on each tensor-parallel rank, or host memory.
-* `copied`: of which tensors backward gets a copy, because it may write to what it has saved.
+* `copied_for_backward`: of which tensors backward gets a copy, because it may write to what it has saved.
 * `call`: the state of one call. Its pack hook puts each saved tensor into a holder.
 * `alive_calls`: how many calls of each block type autograd holds at once.
 * `holders/`: what stands for a value until backward, one file for each choice.

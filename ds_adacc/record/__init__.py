@@ -13,12 +13,12 @@ The files, in the order in which a call meets them:
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
-* `known`: which value or parameter a tensor is, by where it lies in memory.
+* `known_tensors`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
 * `kernel_call`: what an operator of the user's does inside.
 * `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
   an operator.
-* `kept`: what the program itself keeps of a call, which no plan frees.
+* `kept_by_program`: what the program itself keeps of a call, which no plan frees.
 * `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
   `roles_inside`: the roles of what its graphs save.
 * `draws`: which operators draw random numbers, and from which state.

@@ -23,7 +23,7 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.known_tensors import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
 

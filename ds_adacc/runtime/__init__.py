@@ -9,7 +9,7 @@ The files, in the order in which a call meets them:
   are compiled.
 * `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`.
 * `runtime`: a call comes in: has it recorded, or run as planned.
-* `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside.
+* `other_checkpoints`: refuses a block that already runs inside one, and finds a block that has one inside.
 * `learner`: has a call recorded, and learns from it: its block type, and all costs.
 * `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
   plan decides on.

@@ -21,7 +21,7 @@ from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.runtime.checkpointed import checkpoint_inside, remark_on_inside
+from ds_adacc.runtime.other_checkpoints import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.sizes.symbolic_types import Constants

@@ -42,8 +42,8 @@ from ds_adacc.python_state.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.checkpointed import refuse_checkpointed
 from ds_adacc.runtime.learner import Learner
+from ds_adacc.runtime.other_checkpoints import refuse_checkpointed
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.warnings import Warnings

@@ -12,7 +12,7 @@ from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.known import KnownTensors
+from ds_adacc.record.known_tensors import KnownTensors
 
 
 def kept_by_context(running: FunctionCall, context: Any, known: KnownTensors) -> str:

@@ -10,8 +10,8 @@ from stack import WIDTH, Model
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.config import load
-from ds_adacc.runtime import checkpointed
-from ds_adacc.runtime.checkpointed import CheckpointedTwice
+from ds_adacc.runtime import other_checkpoints
+from ds_adacc.runtime.other_checkpoints import CheckpointedTwice
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -47,7 +47,7 @@ def test_torchs_checkpoint_is_named_with_its_place(runtime, model, use_reentrant
 
 
 def test_the_checkpointing_of_a_package_is_turned_off_there(runtime, model, monkeypatch):
-    monkeypatch.setattr(checkpointed, "is_library", lambda module: module == __name__)
+    monkeypatch.setattr(other_checkpoints, "is_library", lambda module: module == __name__)
     with pytest.raises(CheckpointedTwice, match=r"turn off the gradient checkpointing of that package \(in timm"):
         model.step(lambda block, x: checkpoint(runtime.checkpoint, block, x, use_reentrant=False))
 
