@@ -11,7 +11,7 @@ import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.call import Call
+from ds_adacc.execute.call import Call, PackedCall
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.outlier_tracker import tracking_outliers
@@ -147,7 +147,7 @@ class PlannedCalls:
     def _finish(
         self,
         incoming: Incoming,
-        call: Call | WholeCall,
+        call: PackedCall,
         output: Any,
         probe: Probe | None,
         done: Callable[[Any], None],
@@ -186,7 +186,7 @@ class PlannedCalls:
         tracks: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
         times_forward: bool = False,
-    ) -> tuple[Call | WholeCall, Pack, Callable[[Any], None]]:
+    ) -> tuple[PackedCall, Pack, Callable[[Any], None]]:
         """A call that is about to begin, its pack hook, and what to call with its output.
 
         `probe`: that of the call; its backward is not timed then. `second`: None unless a second forward makes all that
@@ -202,7 +202,7 @@ class PlannedCalls:
         told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
-        call: Call | WholeCall
+        call: PackedCall
         if second is not None:
             call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:

@@ -21,9 +21,7 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 class WholeCall:
-    """The pack hook of a call of which only the arguments are held, and its state. It stands where a `Call` does."""
-
-    diverged = False  # whatever the call saves, its second forward makes that
+    """A `PackedCall` of which only the arguments are held: its pack hook, and its state."""
 
     def __init__(
         self,
@@ -40,6 +38,7 @@ class WholeCall:
         """
         self.bound = bound
         self.alive = alive
+        self.diverged = False  # whatever the call saves, its second forward makes that
         given = ((value.index, beginning.held.get(id(inputs[value.source]))) for value in bound.recording.inputs)
         self.holders: dict[int, Holder] = {index: holder for index, holder in given if holder is not None}
         parameters = tuple(bound.recording.parameters)
