@@ -30,8 +30,9 @@ _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each o
 class Block:
     """A block and its variants, at most 64; the least recently used is forgotten.
 
-    `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
-    attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
+    `past`: its variants in the run that this one resumes, the last used first.
+    `places`: the globals and class attributes that its functions were seen to read.
+    `last_reading`: what was read of it at its last call.
     `mispredicted`: the block types that it was predicted to be of, and was not. It is recorded instead.
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.

@@ -23,10 +23,12 @@ _MOST_COURSES = 32  # a policy is new with each plan
 class AgreedType:
     """The result of a planning for one block type, the same on every rank. The next planning replaces all of it.
 
-    `spec` is the planner's input for this type. `policies` holds one policy for each block, in forward order.
-    `capacity` is the number of outlier channels that each value keeps raw, by value index. `correction` is the error of
-    the measured profile in bytes; `spec.profile` includes the correction. `shares_inputs`: whether the tensor-parallel
-    ranks may hold shares of retained block inputs. To restore one is a collective, so no rank decides that alone.
+    `spec`: the planner's input for this type.
+    `policies`: one for each block, in forward order.
+    `capacity`: how many outlier channels each value keeps raw, by value index.
+    `correction`: the error of the measured profile in bytes; `spec.profile` includes it.
+    `shares_inputs`: the tensor-parallel ranks may hold shares of retained block inputs. To restore one is a collective,
+    so no rank decides that alone.
     """
 
     spec: planner.BlockType
@@ -60,13 +62,16 @@ class AgreedType:
 class KnownType:
     """What this process knows of a block type.
 
-    `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block; `fewest`
-    calls were alive in some pass; None before one has ended. `outlier_channels` is the largest number of outlier
-    channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
-    `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
-    the section bounds them. `entrance`: where backward enters its blocks. `agreed_types`: those of the `Agreement`.
-    `_courses`: what is known of calls under the policies of late. `_only_retained`: the places of the inputs of which
-    other calls hold the memory.
+    `agreed_types`: those of the `Agreement`.
+    `count`: how many of its calls were alive at once. `calls_per_block`: how many of these each block has.
+    `fewest`: the fewest calls that were alive in a pass; None before one has ended.
+    `outlier_channels`: by value index, the most outlier channels found in any of its blocks on this rank. That is the
+    capacity until the ranks agree on one.
+    `errors`: the gradient errors of its codecs. Until they are measured, no lossy codec is offered where the section
+    bounds them.
+    `entrance`: where backward enters its blocks.
+    `_courses`: how calls run, by the policies of late.
+    `_only_retained`: the places of the inputs of which other calls hold the memory.
     """
 
     recording: Recording

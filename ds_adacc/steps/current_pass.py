@@ -32,11 +32,13 @@ CalledByType = Mapping[str, CalledBlocks]  # by block type
 class CurrentPass:
     """A forward and its backward. When both are over, the next `CurrentPass` of the step replaces it.
 
-    `has_begun`: whether it has called any block. `called`: those blocks, by block type. `given`: the inputs that its
-    calls hold. `probed`: the block types whose codecs a call of it measures. `trials`: the trials of policies that its
-    calls have begun. `entrances`: those of its calls that are probed. `has_backward`: whether the backward of a call
-    has begun. `keeps_graph`: whether that is one with `retain_graph`, which frees nothing while it runs. `alive_calls`:
-    all that are alive; they may be of earlier passes.
+    `has_begun`: it has called a block. `called`: the blocks that it has called, by block type.
+    `given`: the inputs that its calls hold.
+    `probed`: the block types whose codecs a call of it measures. `entrances`: where backward enters these calls.
+    `trials`: the trials of policies that its calls have begun.
+    `has_backward`: the backward of a call has begun. `keeps_graph`: that is one with `retain_graph`, which frees
+    nothing while it runs.
+    `alive_calls`: all that are alive; they may be of earlier passes.
     """
 
     def __init__(self, alive_calls: AliveCalls) -> None:

@@ -18,17 +18,18 @@ from ds_adacc.steps.step_schedule import Purpose
 class Step:
     """One optimizer step, with all its micro-batches. When it has ended, a new `Step` replaces it.
 
-    Steps that record, measure or try have an `observer` from the start. Any other step gets one when it calls a block
-    without a policy, and `is_partly_observed` is then true. `recomputes` says that every block recomputes all that it
-    can, so that measuring policies fits where full checkpointing fits. `passes` holds the forward pass observed for
-    each live set. `was_cut_short`: measuring was stopped before a backward had ended. `verified` are the block types
-    whose recording was verified in this step, `probed` those of which a call measures the errors of the codecs.
+    `recomputes`: every block recomputes all that it can, so that measuring policies fits where full checkpointing fits.
+    `observer`: a step that records, measures or tries has one from the start. Another step gets one when it calls a
+    block without a policy, and `is_partly_observed` is true then.
+    `current_pass`: the forward and backward that run now. The engine tells of the end of a backward that it runs.
+    Another pass is over when autograd holds nothing of its calls any more.
+    `passes`: by live set, the forward pass that was observed.
+    `was_cut_short`: measuring was stopped before a backward had ended.
+    `verified`: the block types whose recording was verified in this step.
+    `probed`: the block types of which a call measures the errors of the codecs.
     `tried`: the trials that a call measures, each with its block, and the block type that was planned for (the origin,
     if the call is of an adopted type). They are kept here, since a plan that is made in the step may put other policies
     on trial, and forget the adopted types.
-
-    The engine reports the end of a backward that it runs. Another pass is over when autograd holds nothing of its calls
-    any more.
     """
 
     def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:

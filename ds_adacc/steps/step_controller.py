@@ -61,11 +61,12 @@ _MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
 class StepController:
     """Owns the current step and the schedule of the next ones, and decides when a plan changes.
 
-    With an engine (`stepped`), plans change only at the engine's step boundaries. Without one, a forward that follows a
-    backward begins a new step; this must happen on all `ranks` at the same time. `observation` is of the first step
-    under the plan; it is None before that step has ended. `has_run_a_plan` says whether a step has run the policies of
-    any plan, without trials; it is the same on all ranks. `tracks`: whether there are tracking steps. `review` is the
-    rectifier's result for the step that has just ended; it is None if that was not a tracking step.
+    `stepped`: there is an engine, and plans change only at its step boundaries. Without one, a forward that follows a
+    backward begins a new step; this must happen on all `ranks` at the same time.
+    `plan`: the plan in force. `observation`: of the first step under it; None before that step has ended.
+    `has_run_a_plan`: a step has run the policies of any plan, without trials; the same on all ranks.
+    `tracks`: there are tracking steps. `review`: the rectifier's result for the step that has just ended; None if that
+    was not a tracking step.
     """
 
     def __init__(

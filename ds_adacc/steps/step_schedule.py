@@ -24,15 +24,17 @@ _MOST_ATTEMPTS = 8  # to measure a plan: blocks that are recorded at each size m
 class StepSchedule:
     """The purposes of the coming steps. A checkpoint saves it, so a resumed run has the same steps as the original.
 
-    It is the same on all ranks, whatever each rank has observed. `ended` counts optimizer steps. One step observes the
-    plan in force: `observe_in` is the number of steps before it (0: it is the next step; None: it has ended).
-    `measures` says whether that step measures peak and seconds, and `was_deferred` whether it has been postponed once.
-    `attempts` counts the steps that could not measure because a block was recorded in them.
-    `try_from` is the number of the step, counted from 1, that puts policies on trial; None: no step does. If that step
-    was to observe the plan, the next one does. `repeats` counts how often a plan's trials were repeated: some did not
-    end.
-    `track_from` is the number of the first step, counted from 1, that may be a tracking step. `interval` is the number
-    of steps from one tracking step to the next.
+    It is the same on all ranks, whatever each rank has observed. Steps are counted from 1.
+
+    `ended`: how many optimizer steps have ended.
+    `observe_in`: how many steps come before the one that observes the plan in force. 0: it is the next step; None: it
+    has ended.
+    `measures`: that step measures peak and seconds. `was_deferred`: it was postponed once.
+    `attempts`: how many steps could not measure, because a block was recorded in them.
+    `try_from`: the step that puts policies on trial; None: no step does. If it was to observe the plan, the next one
+    does.
+    `repeats`: how often a plan's trials were repeated, as some did not end.
+    `track_from`: the first step that may be a tracking step. `interval`: steps from one tracking step to the next.
     """
 
     ended: int = 0
