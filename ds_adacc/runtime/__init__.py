@@ -18,19 +18,27 @@ The files, in the order in which a call meets them:
 
 Rules of this room and of `steps/`, cited by their letter and number where they are obeyed:
 
-T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
+T1. When a plan changes.
+    A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
     would wait for a collective that the other ranks never start.
-T2. A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
+T2. Calls that cannot be recorded.
+    A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
     has asked for checkpointing of the call, unless other ranks may run it as planned: they would not repeat its
     collectives (but see Rule T8). One warning names the block and the reason.
-T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
-T4. If a policy retains everything and nothing observes the step, no hooks are installed.
-T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
-T6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
-T7. A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
+T3. Calls inside a block.
+    A call inside a block is part of that block. Only the outermost call is recorded or planned.
+T4. No hooks without need.
+    If a policy retains everything and nothing observes the step, no hooks are installed.
+T5. Lossy policies.
+    A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
+T6. Failures.
+    If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
+T7. Blocks recomputed as a whole.
+    A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
     `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
     Nor is it if its first call has changed what later calls depend on, such as a counter.
-T8. A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
+T8. Second forwards with collectives.
+    A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
     on none, and at the same place in backward. So the ranks agree on the names of such blocks when they plan; until
     then all retain what these save. What one rank alone knows has no part in it: the sizes of its inputs, a trial, a
     recording. If a rank cannot run a call of such a block as planned, its backward runs the forward again all the same,
