@@ -14,7 +14,6 @@ from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.symbolic_program import are_of_one_prediction
 
 _MOST_COURSES = 32  # a policy is new with each plan
 
@@ -131,7 +130,7 @@ class KnownType:
 
     def course(self, recording: Recording, policy: planner.Policy) -> Course:
         """How calls of a block of this type run under a policy: found once for all whose programs were predicted."""
-        if not are_of_one_prediction(recording, self.recording):
+        if not recording.was_predicted_with(self.recording):
             return course_of(recording, policy)
         if policy not in self._courses:
             if len(self._courses) >= _MOST_COURSES:

@@ -1,4 +1,4 @@
-"""A block's program: what it consists of, how one operator of it runs again, and what it is at other input sizes.
+"""A block's program: what it consists of, and how one operator of it runs again.
 
 A program has operators (ATen calls, and calls of `autograd.Function`), values (tensors), and the order in which
 autograd saves them. `record/` writes it down; the rooms above read it and replay parts of it. The rules cited here are
@@ -18,6 +18,4 @@ those of `record/`.
   all generators, for a second forward; `dispatch_modes`: turns on those of the user's.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
-* `symbolic_program`: one program at several input sizes, and what it is at others; `formula`: how a number follows the
-  sizes.
 """

@@ -274,6 +274,10 @@ class Recording:
             return self
         return replace(self, values=tuple(replace(v, pinned=True) if v.index in held else v for v in self.values))
 
+    def was_predicted_with(self, other: Recording) -> bool:
+        """Whether both are one prediction for a size: they differ in the block, its constants and Functions."""
+        return self.digest == other.digest and self.values is other.values and self.positions is other.positions
+
     def remarked(self, remark: str) -> Recording:
         """This recording, with one more remark for the plan's table."""
         return replace(self, remarks=(*self.remarks, remark))

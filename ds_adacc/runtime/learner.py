@@ -14,7 +14,6 @@ from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes, flatten
-from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
@@ -24,6 +23,7 @@ from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.other_checkpoints import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.symbolic_program import Example
 from ds_adacc.sizes.symbolic_types import Constants
 from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.beginning import Beginning

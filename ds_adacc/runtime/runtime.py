@@ -34,7 +34,6 @@ from ds_adacc.program.signature import (
     surroundings,
     why_unrecordable,
 )
-from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
@@ -47,6 +46,7 @@ from ds_adacc.runtime.other_checkpoints import refuse_checkpointed
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.symbolic_program import Example
 from ds_adacc.steps.binder import Binder
 from ds_adacc.steps.saved_state import State
 from ds_adacc.steps.step_controller import StepController

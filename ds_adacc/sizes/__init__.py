@@ -5,9 +5,9 @@ predicted, with policies that were adopted from a size that was planned for. Not
 it, and nothing is communicated: each rank does so for the sizes that it meets itself.
 
 * `new_sizes`: predicts a block type at the sizes of a call, and has those forgotten that were not used of late.
-* `symbolic_types`: the programs met so far, each with its sizes left open. (`program/symbolic_program.py` is one such
-  program.)
-* `symbolic_profile`: its profile at a size at which nothing was measured.
+* `symbolic_types`: the programs met so far, each with its sizes left open.
+* `symbolic_program`: what such a program is at other sizes; `symbolic_profile`: what it costs there; `formula`: how a
+  number follows the sizes.
 * `adopter`: has block types adopt policies, from those of other sizes of their programs; `policy_search`: the search
   for policies that fit.
 """

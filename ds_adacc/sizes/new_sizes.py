@@ -13,8 +13,8 @@ from ds_adacc.log import get_logger, is_logged
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_program import Example, as_block, fits
 from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.symbolic_program import Example, as_block, fits
 from ds_adacc.sizes.symbolic_types import SymbolicTypes
 
 

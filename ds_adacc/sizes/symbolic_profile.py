@@ -12,9 +12,9 @@ from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.planner import units
 from ds_adacc.profile.block_graph import block_graph, whole_graph
-from ds_adacc.program.formula import Variables
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
+from ds_adacc.sizes.formula import Variables
 
 
 class SymbolicProfile:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ds_adacc import planner
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_program import Example, SymbolicProgram
 from ds_adacc.sizes.symbolic_profile import SymbolicProfile
+from ds_adacc.sizes.symbolic_program import Example, SymbolicProgram
 
 _MOST_CONSTANTS = 1024  # a schedule makes new ones all the time
 _MOST = 256  # programs; those of a block that is recorded anew at every step must not pile up

@@ -7,8 +7,8 @@ from recorded import profile_of, record
 from torch import nn
 
 from ds_adacc.program.signature import Sizes
-from ds_adacc.program.symbolic_program import Example
 from ds_adacc.sizes import symbolic_types as room
+from ds_adacc.sizes.symbolic_program import Example
 from ds_adacc.sizes.symbolic_types import SymbolicTypes
 
 

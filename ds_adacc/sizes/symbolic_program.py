@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, substitute_numbers
-from ds_adacc.program.formula import Variables
 from ds_adacc.program.known_functions import length_bounds
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.python_state.tensor_marks import stride_of
+from ds_adacc.sizes.formula import Variables
 
 _MOST_MISTAKES = 3  # wrong predictions, after which no number is taken to decide nothing
 
@@ -238,11 +238,6 @@ def as_block(predicted: Recording, like: Recording) -> Recording:
     # To work these out takes a millisecond: blocks of one type share the digest, and the constants are the block's.
     twin.__dict__.update(digest=predicted.digest, constants=like.constants)
     return twin
-
-
-def are_of_one_prediction(one: Recording, other: Recording) -> bool:
-    """Whether both are one prediction (`as_block`): they differ in the block, its constants and Functions."""
-    return one.digest == other.digest and one.values is other.values and one.positions is other.positions
 
 
 def _with_bounds(op: RecordedOp, given: Sequence[int]) -> tuple[Any, ...]:

@@ -6,10 +6,10 @@ import zoo
 from recorded import profile_of, record, under
 
 from ds_adacc import planner
-from ds_adacc.program.formula import Formula, Variables
 from ds_adacc.program.signature import Signature, describe, flatten
-from ds_adacc.program.symbolic_program import Example, SymbolicProgram, fits
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.sizes.formula import Formula, Variables
+from ds_adacc.sizes.symbolic_program import Example, SymbolicProgram, fits
 
 
 @pytest.mark.parametrize(
