@@ -216,8 +216,10 @@ class StepController:
 
         Raises what planning raises; the next step begins in that case too.
         """
+        # The numbers are those at the head of this file. 1. The last pass has ended.
         self._end_pass_if_over()
         self.end_backward()
+        # 2. What was observed of the plan in force?
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
@@ -225,6 +227,7 @@ class StepController:
                 restored, self._restored_plan = self._restored_plan, None
                 self.plan_log.restored(restored, self.observation, self.schedule.ended)
             self._corrections = conclude_observation(self) or self._corrections
+            # 3. What waits for a plan?
             for late in self.trials.take_late():
                 self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
             late, self._timed_late = sorted(self._timed_late & self.agreement.known_types.keys()), set()
@@ -237,11 +240,12 @@ class StepController:
                 self.plan_pending()
             if not self.pending:
                 self._corrections = {}
+            # 4. and 5. What do trials, or outliers, tell of the plan?
             if self.step.purpose is Purpose.TRY:
                 conclude_trials(self)
             if self.step.is_tracking:
                 self.review = rectify(self)
-        finally:
+        finally:  # 6. The next step begins.
             ended = self.step
             ended.close()
             self.step = self._next_step()
