@@ -84,9 +84,10 @@ class Block:
         return ("" if len(classes) == 1 else self.name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
-        """The variant for this signature and these guards.
+        """The variant for this signature and these guards; None if there is none.
 
-        Of a block that could be recorded at none of several sizes, under these guards, it is that of one of them.
+        A block that could not be recorded at several sizes is not tried at further ones: a variant of one of those
+        sizes stands for all.
         """
         for position, (known, variant) in enumerate(self._variants):
             if known == signature and variant.holds(guards):

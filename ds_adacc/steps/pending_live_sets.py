@@ -81,10 +81,11 @@ class PendingLiveSets:
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:
-        """See whether a block type ran in more blocks than any rank had planned for, as where layers are unfrozen.
+        """See whether a block type ran in blocks that no rank had planned for.
 
-        Or in blocks of unknown index, as after LayerDrop has left them out: these may run nothing lossy. Each number of
-        blocks, and each such block, calls for one plan at most. Returns whether they wait for an observed step.
+        There may be more of them than before, as where layers are unfrozen. Or the index of a block is not known, as
+        after LayerDrop has left it out: it may run nothing lossy until it has one. Each number of blocks, and each such
+        block, calls for one plan at most. Returns whether they wait for a step that is observed.
         """
         counts: Counter[str] = Counter()
         unknown: set[Block] = set()
