@@ -185,8 +185,7 @@ def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
         return
     how = "which is not disabled"
     if section is not None:
-        keys = section.differing(in_force)
-        how = "; ".join(f"{key} is {getattr(in_force, key)} there, {getattr(section, key)} here" for key in keys)
+        how = "; ".join(f"{key} is {its} there, {own} here" for key, own, its in section.differences(in_force))
     raise ConfigError(
         f"adacc: this engine already runs with another section ({how}); attach once, or with the same section"
     )
