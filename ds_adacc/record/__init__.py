@@ -31,9 +31,11 @@ The files, in the order in which a call meets them:
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.
 
-What is written down is in `program/`, what it depends on besides tensors in `python_state/`.
+Other rooms know `capture` and `follower`, and of what these give or take `block_call`, `tensors` and `late_slots`. All
+other files are this room's own. What is written down is in `program/`, what it depends on besides tensors in
+`python_state/`; meanwhile `python_watch/` looks on.
 
-Rules of this room and of these two, cited by their letter and number where they are obeyed:
+Rules of this room and of these three, cited by their letter and number where they are obeyed:
 
 R1. One forward.
     The block runs once, as it would without ds_adacc, and whatever it raises passes through. A second forward would

@@ -31,7 +31,7 @@ from ds_adacc.program.signature import is_in_backward
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards

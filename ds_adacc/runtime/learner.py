@@ -17,7 +17,7 @@ from ds_adacc.program.signature import Sizes, flatten
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
 from ds_adacc.runtime.other_checkpoints import checkpoint_inside, remark_on_inside

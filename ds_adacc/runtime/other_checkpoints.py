@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from ds_adacc.python_state.content import is_library
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 
 _CHECKPOINTS = {  # modules, and what to do about a call of each
     "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",

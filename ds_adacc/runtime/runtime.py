@@ -37,7 +37,7 @@ from ds_adacc.program.signature import (
 from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal

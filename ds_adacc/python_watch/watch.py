@@ -21,7 +21,10 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.callers import (
+from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
+from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
+from ds_adacc.python_state.places import Reads
+from ds_adacc.python_watch.callers import (
     COMPILED_CODE,
     calls_under_way,
     is_for_user,
@@ -30,12 +33,9 @@ from ds_adacc.python_state.callers import (
     is_ours,
     is_random_of_no_account,
 )
-from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.code_places import RANDOM, CodePlaces, is_put_back
-from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
-from ds_adacc.python_state.function_watch import FunctionWatch, arguments
-from ds_adacc.python_state.listener import Listener
-from ds_adacc.python_state.places import Reads
+from ds_adacc.python_watch.code_places import RANDOM, CodePlaces, is_put_back
+from ds_adacc.python_watch.function_watch import FunctionWatch, arguments
+from ds_adacc.python_watch.listener import Listener
 
 # What reads attributes whose names are not in the code.
 _BY_NAME = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"})

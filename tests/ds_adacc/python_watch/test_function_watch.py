@@ -11,7 +11,7 @@ from opaque import array
 from recorded import record
 from torch.autograd import Function
 
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 
 
 class Identity(Function):

@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.listener import Listener
+from ds_adacc.python_watch.listener import Listener
 
 
 @dataclass(eq=False)

@@ -33,8 +33,8 @@ from torch._dynamo.callback import CallbackTrigger, callback_handler
 from torch.nn.utils import rnn
 
 from ds_adacc.config import load
-from ds_adacc.python_state.listener import Listener
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.listener import Listener
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
