@@ -31,7 +31,7 @@ The files, in the order in which a call meets them:
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.
 
-Other rooms know `capture` and `follower`, and of what these give or take `block_call`, `tensors` and `late_slots`. All
+Other rooms know `capture` and `follower`, and of what these take or give `block_call`, `tensors` and `late_slots`. All
 other files are this room's own. What is written down is in `program/`, what it depends on besides tensors in
 `python_state/`; meanwhile `python_watch/` looks on.
 
