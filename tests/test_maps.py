@@ -32,7 +32,7 @@ def test_a_room_names_its_files_and_no_others(room):
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
 def test_a_room_names_the_files_that_other_rooms_know(room):
-    """Where it says so, as in `record/`: who comes to the room needs to know these first, and may leave out the rest."""
+    """Where it says so, as in `record/`: who comes to the room needs these first, and may leave out the rest."""
     text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
     for sentence in re.findall(r"Other rooms know ([^.]*)\.", text):
         others = (path for path in (ROOT / "ds_adacc").glob("**/*.py") if room not in path.parents)

@@ -16,6 +16,7 @@ The files, in the order of a call:
 * `whole_call`: the state of a call. Its pack hook holds none of the saved tensors.
 * `second_forward`: runs the forward again in backward, and gives the saved tensors to backward.
 * `same_again`: what that runs in: an error if it would compute something else; afterwards nothing is left of it.
+* `as_other_ranks`: runs a call that this rank alone cannot run as planned, and runs its forward again likewise.
 
 Which second forwards call collectives, so that all ranks run them or none does, is told by
 `plan/repeated_collectives.py`. The rules cited here are R20 of `record/`, E17 of `execute/`, T7 and T8 of `runtime/`.
