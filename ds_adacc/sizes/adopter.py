@@ -19,7 +19,11 @@ _OUTGROWN = 1.25  # times the bytes that were planned for: lengths that grow get
 
 
 class Adopter:
-    """Has block types at new input sizes adopt policies: without a solver, and on this rank alone."""
+    """Has block types at new input sizes adopt policies: without a solver, and on this rank alone.
+
+    That is due when a block type is new (`adopt_for_type`), when a pass has ended in which it ran beside others
+    (`adopt_for_pass`), and when there is a new plan (`adopt_from_plan`).
+    """
 
     def __init__(self, agreement: Agreement, symbolic_types: SymbolicTypes) -> None:
         self._symbolic_types = symbolic_types
@@ -43,7 +47,18 @@ class Adopter:
         chosen += [max(each, key=self._peak_of) for each in alike.values()]
         return chosen, [names for names in live_sets if names not in chosen]
 
-    def adopt_from(self, plan: Plan) -> list[str]:
+    def adopt_for_type(self, known: KnownType, like: str) -> None:
+        """Put policies in force for a new block type whose program is that of `like` at other input sizes.
+
+        They are searched for without a solver. If none fit, the type waits for a plan. If another rank has met these
+        sizes first, there are policies: then this rank's blocks only get their indices.
+        """
+        if known.agreed is None:
+            self._adopt_if_fits(known, like)
+        elif not self._agreement.forward_order.names(known.recording.digest):
+            self._agreement.forward_order.copy_indices(known.recording.digest, like)
+
+    def adopt_from_plan(self, plan: Plan) -> list[str]:
         """Adopt from a new plan. Returns the block types that were recorded, and have adopted policies from it.
 
         The other sizes of a program adopt from the largest live set that was planned for. So sizes that come in new
@@ -53,14 +68,14 @@ class Adopter:
         for names in sorted(fit, key=sorted):
             self.note_planned(names)
         recorded = self._symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
-        return [name for name in sorted(recorded) if self._adopt(self._agreement.known_types[name], name)]
+        return [name for name in sorted(recorded) if self._adopt_if_fits(self._agreement.known_types[name], name)]
 
-    def adopt_all(self, alive: Alive) -> bool:
+    def adopt_for_pass(self, alive: Alive) -> bool:
         """Have block types that ran together adopt policies that were found for one live set.
 
         Returns whether all of them do. If not, some may have adopted policies, and the live set waits for a plan.
         """
-        return (self._can_adopt(alive) and self._adopt_together(alive)) or self._exceed(alive)
+        return (self._has_origins(alive) and self._adopt_together(alive)) or self._exceed(alive)
 
     def outgrow(self, alive: Alive) -> bool:
         """Whether these have outgrown the live set from which they have adopted: a plan of their own is worth its time.
@@ -96,7 +111,7 @@ class Adopter:
         pairs = zip(types[name].policies, types[origin].policies, strict=True)
         return any(own not in (retain, inherited) for own, inherited in pairs)
 
-    def _can_adopt(self, alive: Alive) -> bool:
+    def _has_origins(self, alive: Alive) -> bool:
         """Whether a live set was planned for from which all of these can adopt.
 
         Where two sizes of one program are alive at once, the first such live set is planned for. If each new pair of
@@ -116,12 +131,12 @@ class Adopter:
         """
         types, mine = self._agreement.known_types, self._adoptable(alive)
         # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
-        lacking = [name for name in mine if not self._adopt(types[name], name, alive[name])]
+        lacking = [name for name in mine if not self._adopt_if_fits(types[name], name, alive[name])]
         is_fit = not lacking and have_plan(self._agreement, alive)
         return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
 
     def _exceed(self, alive: Alive) -> bool:
-        """`adopt_all` from a live set of smaller sizes that is above the budget itself.
+        """`adopt_for_pass` from a live set of smaller sizes that is above the budget itself.
 
         These are above it, too. To ask the solver would take its time at every such size. So block types without
         policies take those of the smaller sizes, which are the leanest that the solver found. Returns False if these
@@ -188,17 +203,6 @@ class Adopter:
         fit = all(of[small] is of[large] and of[small].is_at_least(large, small) for large, small in pairs)
         return dict(pairs) if fit else {}
 
-    def adopt(self, known: KnownType, like: str) -> None:
-        """Put policies in force for a new block type whose program is that of `like` at other input sizes.
-
-        They are searched for without a solver. If none fit, the type waits for a plan. If another rank has met these
-        sizes first, there are policies: then this rank's blocks only get their indices.
-        """
-        if known.agreed is None:
-            self._adopt(known, like)
-        elif not self._agreement.forward_order.names(known.recording.digest):
-            self._agreement.forward_order.copy_indices(known.recording.digest, like)
-
     def _origin(self, name: str) -> str:
         """The block type from which this one adopts, or has adopted; its own name if there is none.
 
@@ -217,7 +221,11 @@ class Adopter:
         """Those of the block types that no rank has planned for. What the ranks have planned stays the same on all."""
         return sorted({*names} - self._agreement.planned_types.keys())
 
-    def _adopt(self, known: KnownType, like: str, alive: int = 0) -> bool:
+    def _adopt_if_fits(self, known: KnownType, like: str, alive: int = 0) -> bool:
+        """Have the block type adopt from the one from which `like` adopts. Returns whether it has: False if none fit.
+
+        `alive`: so many of its calls are alive at once, or more.
+        """
         agreement = self._agreement
         relative = agreement.known_types.get(self._origin(like))
         if agreement.budget.limit is None or relative is None or relative is known:

@@ -69,7 +69,7 @@ class NewSizes:
             known.take_over(self._agreement.known_types[like])
             self._tell(predicted, inputs, example)
         self.symbolic_types.note_predicted(predicted.digest, like, sizes)
-        self.adopter.adopt(known, like)
+        self.adopter.adopt_for_type(known, like)
         return Predicted(predicted, has_varied_numbers)
 
     def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:

@@ -55,7 +55,7 @@ class PendingLiveSets:
         self._agreement.passes.note(alive)
         self._agreement.budget.grow(peak_without(self._agreement, alive))
         is_planned = have_plan(self._agreement, alive)
-        if not is_planned and not self._adopter.adopt_all(alive):
+        if not is_planned and not self._adopter.adopt_for_pass(alive):
             is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
             more = "more calls of blocks were alive at once than were planned for"
             self.add([live_set], "blocks ran together that had not before" if is_new else more)

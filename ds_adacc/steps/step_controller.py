@@ -285,7 +285,7 @@ class StepController:
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
         adopter, passes = self.new_sizes.adopter, (largest_pass(self.agreement, names) for names in known)
-        self.pending.add((frozenset(alive) for alive in passes if not adopter.adopt_all(alive)), reason)
+        self.pending.add((frozenset(alive) for alive in passes if not adopter.adopt_for_pass(alive)), reason)
         self.choose_policies({name for names in known for name in names})
 
     def decide(
@@ -309,11 +309,11 @@ class StepController:
         self._restored_plan = None
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
-        adopted = self.new_sizes.adopter.adopt_from(plan)
+        adopted = self.new_sizes.adopter.adopt_from_plan(plan)
         self.pending.forget(self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted}))
         together = {name: k for name, k in self.agreement.known_types.items() if k.recording.repeats_collectives}
         for name, known in together.items():  # at other sizes too, they run what all ranks have agreed on now
-            self.new_sizes.adopter.adopt(known, name)
+            self.new_sizes.adopter.adopt_for_type(known, name)
         self.choose_policies([*plan.policies, *adopted, *together])
         self.new_sizes.forget_unused()
         self.plan_log.decided(plan, self.schedule.ended)

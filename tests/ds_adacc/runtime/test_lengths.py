@@ -631,7 +631,7 @@ def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_
         training.step(time)
     types = training.agreement.known_types
     before = set(types)
-    for adoption in ("_adopt", "adopt_all"):
+    for adoption in ("_adopt_if_fits", "adopt_for_pass"):
         monkeypatch.setattr(Adopter, adoption, lambda *_: False)
     training.micro_batch(66)
     (new,) = types.keys() - before
