@@ -35,7 +35,7 @@ import ds_adacc
 from ds_adacc import planner
 from ds_adacc.compact.projection import lifted
 from ds_adacc.environment import device_name
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 WARM_UP_STEPS = 3  # the optimizer's states are allocated, and allocators settle
 PATIENCE = 60  # steps without a steady one among them

@@ -1,4 +1,4 @@
-"""The maps of the house: a room's docstring names all its files; what the README's main path names is there."""
+"""The maps of the house: a room's docstring names all its files; what the README's tables name is there."""
 
 import ast
 import re
@@ -13,6 +13,7 @@ ROOMS = [
     if re.search(r"^\* ", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
 ]
 PATH = "## The way of a tensor\n", "## Glossary\n"
+OBJECTS = "## What the rooms hand on\n", "## The way of a tensor\n"
 
 
 def own_names(room):
@@ -27,6 +28,17 @@ def test_a_room_names_its_files_and_no_others(room):
     assert all(re.search(rf"\b{name}\b", text) for name in own_names(room)), own_names(room)
     for item in re.findall(r"^\* `?([a-z_0-9]+)(?:\.py|/)?`?[:,;]", text, re.MULTILINE):
         assert item in own_names(room)
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_room_names_the_files_that_other_rooms_know(room):
+    """Where it says so, as in `record/`: who comes to the room needs these first, and may leave out the rest."""
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    for sentence in re.findall(r"Other rooms know ([^.]*)\.", text):
+        others = (path for path in (ROOT / "ds_adacc").glob("**/*.py") if room not in path.parents)
+        imported = rf"^ *from ds_adacc\.{room.name}(?:\.(\w+)| import (\w+))"
+        found = {a or b for path in others for a, b in re.findall(imported, path.read_text(), re.MULTILINE)}
+        assert set(re.findall(r"`(\w+)`", sentence)) == found
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
@@ -49,3 +61,13 @@ def test_the_main_path_names_files_that_are_there():
     named = re.findall(r"^\| `([a-z_0-9./]+)`", path, re.MULTILINE)
     assert len(named) > 20
     assert all((ROOT / "ds_adacc" / name).exists() for name in named), named
+
+
+def test_the_objects_that_rooms_hand_on_are_where_it_says():
+    text = (ROOT / "ds_adacc" / "README.md").read_text()
+    table = text[text.index(OBJECTS[0]) : text.index(OBJECTS[1])]
+    rows = [row.split("|")[1:3] for row in table.splitlines() if row.startswith("| `")]
+    assert len(rows) > 10
+    for classes, files in rows:
+        sources = "".join((ROOT / "ds_adacc" / name).read_text() for name in re.findall(r"`([^`]+)`", files))
+        assert all(re.search(rf"^class {name}\b", sources, re.MULTILINE) for name in re.findall(r"`(\w+)`", classes))

@@ -21,7 +21,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.profile import cache
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 WHICH = ("planned", "observed")
 

@@ -263,9 +263,10 @@ class AdaccConfig(_Part):
             raise invalid((("max_gradient_error",), self.max_gradient_error, hint))
         return self
 
-    def differing(self, other: "AdaccConfig") -> list[str]:
-        """The keys that have another value in the other section."""
-        return [key for key in type(self).model_fields if getattr(self, key) != getattr(other, key)]
+    def differences(self, other: "AdaccConfig") -> list[tuple[str, Any, Any]]:
+        """The keys that have another value in the other section, each with the value here and the one there."""
+        both = ((key, getattr(self, key), getattr(other, key)) for key in type(self).model_fields)
+        return [(key, own, its) for key, own, its in both if own != its]
 
     @property
     def forces_compression(self) -> bool:

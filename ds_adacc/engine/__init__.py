@@ -3,7 +3,8 @@
 The input is a model or an engine with an "adacc" section in its ds_config. The output is the engine, with its blocks
 wrapped and `engine.adacc` set.
 
-* `api`: `initialize` and `attach`; `adacc`: the class of `engine.adacc`;
+* `api`: `initialize` and `attach`; `serving`: has a runtime serve the engine's blocks; `adacc`: the class of
+  `engine.adacc`;
 * `planning_ranks`: which ranks plan together; refuses them if their sections differ;
 * `engine_methods`: the list of all methods of the engine that ds_adacc patches;
 * `zero3`: makes blocks ZeRO-3 leaf modules; `pipeline`: functions for DeepSpeed's pipelines only;

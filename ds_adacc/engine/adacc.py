@@ -15,8 +15,8 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.log import get_logger
 from ds_adacc.runtime.find_blocks import none_ran
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.wrap import runs
+from ds_adacc.steps.step_controller import StepController
 
 _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
 

@@ -11,30 +11,17 @@ import torch
 from deepspeed import initialize as deepspeed_initialize
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
 from ds_adacc import checkpointing
 from ds_adacc.compact.compact import Compact, convert, refuse_served
 from ds_adacc.compact.optimized import groups_of
 from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
-from ds_adacc.engine import pipeline
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.engine.engine_methods import patch_engine, restore_optimizer
-from ds_adacc.engine.gradient_checkpointing import restore_gradient_checkpointing, take_over_gradient_checkpointing
-from ds_adacc.engine.planning_ranks import planning_ranks, refuse_unlike_sections
+from ds_adacc.engine.planning_ranks import refuse_unlike_sections
+from ds_adacc.engine.serving import blocks_to_serve, leave_alone, serve
 from ds_adacc.engine.zero3 import make_late_leaves, make_leaves, mixtures
-from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
-from ds_adacc.plan.ranks import Ranks
-from ds_adacc.profile import cache
-from ds_adacc.profile.codec_maker import refuse_unusable
-from ds_adacc.program.module_class import class_name
-from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.compiled_blocks import refuse_compiled
-from ds_adacc.runtime.find_blocks import find_blocks, layers_around
-from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
 
 
 def initialize(
@@ -96,7 +83,7 @@ def initialize(
             serve(result[0], section, prepared.blocks, prepared.compact)
         undo.pop_all()
     if section is None and model is not None:
-        _leave_alone(result[0])
+        leave_alone(result[0])
     if SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
     elif section is None:
@@ -143,7 +130,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     if engine.basic_optimizer is not None:
         refuse_served(engine.module)
     if section is None:
-        _leave_alone(engine)
+        leave_alone(engine)
         checkpointing.turn_off()
         return None
     _refuse_within_step(engine)
@@ -198,8 +185,7 @@ def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
         return
     how = "which is not disabled"
     if section is not None:
-        keys = section.differing(in_force)
-        how = "; ".join(f"{key} is {getattr(in_force, key)} there, {getattr(section, key)} here" for key in keys)
+        how = "; ".join(f"{key} is {its} there, {own} here" for key, own, its in section.differences(in_force))
     raise ConfigError(
         f"adacc: this engine already runs with another section ({how}); attach once, or with the same section"
     )
@@ -211,19 +197,6 @@ def _refuse_within_step(engine: Any) -> None:
         raise RuntimeError(
             f"attach between optimizer steps: {pending} of this step's {steps} micro-batches have already run"
         )
-
-
-def blocks_to_serve(model: nn.Module, section: AdaccConfig, zero_stage: int) -> dict[str, nn.Module]:
-    """The blocks that the section selects.
-
-    Raises ConfigError for an unknown class, and for codecs that cannot run here; ValueError if a graph is compiled
-    around a block.
-    """
-    refuse_unusable(section)
-    elsewhere = pipeline.layer_classes(model) if isinstance(model, PipelineModule) else ()
-    blocks = find_blocks(model, section.blocks, (nn.ModuleList, nn.Sequential, PipelineModule), elsewhere)
-    refuse_compiled(model, blocks, zero_stage)
-    return blocks
 
 
 def refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
@@ -240,94 +213,6 @@ def refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
     for what, is_there in wrong.items():
         if is_there:
             raise ConfigError(f"adacc.compact does not work with {what}; remove one of the two")
-
-
-def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compact: Compact | None = None) -> None:
-    """Run these blocks of the engine's module as the section says. Under ZeRO-3 they must be leaf modules already.
-
-    If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
-    """
-    is_pipeline = isinstance(engine, PipelineEngine)
-    if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
-        blocks = {}
-    ranks = Ranks(planning_ranks(engine), section.solver.max_seconds)
-    if compact is not None:
-        # Torch's own seed, so that a seeded script has the same projections each time.
-        compact.begin(engine, ranks.from_first(torch.initial_seed()))
-    journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
-    runtime = Runtime(section, ranks, stepped=True, cache=cache.open_default(), journal=journal)
-    journal.write(
-        "start",
-        ranks=ranks.size,
-        device=device_name(engine.device),
-        versions=versions(),
-        section=section.model_dump(mode="json", warnings=False),
-        blocks=list(blocks),
-    )
-    with ExitStack() as undo:
-        undo.callback(unwrap_blocks(checkpointing.registry.own_modules(engine.module)))  # it wraps them again
-        undo.callback(unwrap_blocks, blocks.values())
-        wrap_blocks(blocks, runtime)
-        undo.callback(checkpointing.registry.unregister, runtime)
-        checkpointing.registry.register(runtime, engine.module)  # raises what the user's mpu raises
-        undo.callback(vars(engine).pop, "adacc", None)  # so that another `attach` does not find it attached
-        engine.adacc = Adacc(section, runtime, blocks, compact)
-        patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
-        undo.pop_all()
-    # Not the model: torch.compile would compile the hook too.
-    runtime.agreement.budget.begin_with(engine)
-    take_over_gradient_checkpointing(engine.module, blocks)
-    if is_pipeline:
-        pipeline.replace_checkpoint_function(engine.module)
-    get_logger().info("%s", _summary(blocks, layers_around(engine.module, blocks)))
-    if blocks:
-        get_logger().info("the first step records and measures the blocks: it takes much longer than later steps")
-
-
-def _leave_alone(engine: Any) -> None:
-    """Have the engine's model run without ds_adacc, whatever an earlier engine has done to it: its last engine decides.
-
-    Layers that it shares with the model of another engine stay as they are.
-    """
-    model = engine.module
-    restore_optimizer(engine)
-    own = checkpointing.registry.own_modules(model)
-    served = list(filter(is_wrapped, own))
-    unwrap_blocks(served)
-    restore_gradient_checkpointing(own)
-    if isinstance(model, PipelineModule):
-        pipeline.put_back_checkpoint_function(model)
-    checkpointing.registry.unregister_model(model)
-    if served:
-        get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
-
-
-def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:
-    """What the log says of the blocks found. `around`: repeated layers that have blocks inside."""
-    if not blocks:
-        return (
-            '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
-            "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers "
-            "in adacc.blocks"
-        )
-    names = [name or "the whole model" for name in blocks]
-    found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
-    text = f"{found} ({_classes(blocks)})"
-    if "" in blocks:
-        text += (
-            ". A block that is the whole model saves next to nothing by recomputing: list the class names of its "
-            "layers instead"
-        )
-    if around:
-        text += (
-            f'. They lie within the repeated layers that "auto" takes ({_classes(around)}). What these save outside of '
-            "the blocks is not planned for, and has no part in memory_budget"
-        )
-    return text
-
-
-def _classes(modules: dict[str, nn.Module]) -> str:
-    return ", ".join(sorted({class_name(module) for module in modules.values()}))
 
 
 def _zero_stage(ds_config: Mapping[str, Any]) -> int:

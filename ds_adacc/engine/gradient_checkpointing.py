@@ -16,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from ds_adacc.log import get_logger
-from ds_adacc.runtime.asked import ORIGINAL
 from ds_adacc.runtime.wrap import call_asked
+from ds_adacc.whole_blocks.asked import ORIGINAL
 
 _ENABLING = (
     "gradient_checkpointing_enable",

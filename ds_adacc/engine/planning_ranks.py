@@ -59,5 +59,5 @@ def _difference(sections: Mapping[int, AdaccConfig | None]) -> str:
     if section is None or other is None:
         served, plain = (first, rank) if other is None else (rank, first)
         return f"{SECTION}: rank {served} has this section; rank {plain} has none, or one that is disabled"
-    key = section.differing(other)[0]
-    return f"{SECTION}.{key} = {getattr(section, key)} on rank {first}, and {getattr(other, key)} on rank {rank}"
+    key, own, its = section.differences(other)[0]
+    return f"{SECTION}.{key} = {own} on rank {first}, and {its} on rank {rank}"

@@ -17,8 +17,8 @@ from ds_adacc.engine import state_file
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.program.parameters import whole_shape
-from ds_adacc.runtime.saved_state import State
-from ds_adacc.runtime.step_schedule import StepSchedule
+from ds_adacc.steps.saved_state import State
+from ds_adacc.steps.step_schedule import StepSchedule
 
 _OTHERWISE_PLANNED = ("rectifier", "solver")  # a saved plan stays valid if these keys of the section change
 

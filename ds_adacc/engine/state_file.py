@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_adacc.execute.block import Block
-from ds_adacc.runtime.saved_state import State
+from ds_adacc.steps.saved_state import State
 
 FORMAT = 12
 _STATE = TypeAdapter(State)

@@ -30,8 +30,9 @@ _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each o
 class Block:
     """A block and its variants, at most 64; the least recently used is forgotten.
 
-    `past`: its variants in the run that this one resumes, the last used first. `places`: the globals and class
-    attributes that its functions were seen to read. `last_reading`: what was read of it at its last call.
+    `past`: its variants in the run that this one resumes, the last used first.
+    `places`: the globals and class attributes that its functions were seen to read.
+    `last_reading`: what was read of it at its last call.
     `mispredicted`: the block types that it was predicted to be of, and was not. It is recorded instead.
     `other_graphs`: how often another compiled graph than the recorded one has run of late, in a call of it or of a
     block with the same graphs.
@@ -83,9 +84,10 @@ class Block:
         return ("" if len(classes) == 1 else self.name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
-        """The variant for this signature and these guards.
+        """The variant for this signature and these guards; None if there is none.
 
-        Of a block that could be recorded at none of several sizes, under these guards, it is that of one of them.
+        A block that could not be recorded at several sizes is not tried at further ones: a variant of one of those
+        sizes stands for all.
         """
         for position, (known, variant) in enumerate(self._variants):
             if known == signature and variant.holds(guards):

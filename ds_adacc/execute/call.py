@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -18,6 +18,37 @@ from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
 from ds_adacc.python_state.tensor_marks import stride_of
+
+
+class PackedCall(Protocol):
+    """One call that packs what its forward saves: a `Call`, or a `WholeCall` of a block recomputed as a whole.
+
+    `holders`: by value, what it holds. `diverged`: it has left the recorded course, and retains all from there on.
+    `alive`: what autograd is to hold as long as it holds the call.
+    """
+
+    bound: BoundPolicy
+    holders: dict[int, Holder]
+    diverged: bool
+
+    @property
+    def alive(self) -> AliveCall | None: ...
+
+    def pack(self, tensor: torch.Tensor) -> Slot:
+        """The pack hook: for each saved tensor once, in the recorded order (Rule E12)."""
+        ...
+
+    def diverge(self) -> None:
+        """Retain all that is saved from now on."""
+
+    def confirm(self, output: Any) -> set[type] | None:
+        """The forward has ended. Returns the recorded compiled graphs that did not run; None: all did (Rule R17)."""
+
+    def release(self) -> None:
+        """Let go of what is kept until it is known which compiled graphs have run."""
+
+    def close(self) -> None:
+        """Let go of everything at the end of the forward (Rule E5)."""
 
 
 class Call:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ds_adacc.execute.copied import copied
+from ds_adacc.execute.copied_for_backward import copied
 from ds_adacc.planner import Policy, Segment, is_codec
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.geometry import Geometry
@@ -45,8 +45,8 @@ class Instruction:
     first byte of the value or the parameter. `first`: what is done besides if the call has not met the value yet.
     `states`: the random generators whose states are noted here, each with the value that holds its state.
     `release`: the values to be rebuilt that need not be kept any longer, since all their sources are saved (Rule E4).
-    `copy`: backward gets a copy of the tensor (`copied.py`). `discarded`: the block discards the output for which this
-    is saved, so it is only retained.
+    `copy`: backward gets a copy of the tensor (`copied_for_backward.py`). `discarded`: the block discards the output
+    for which this is saved, so it is only retained.
 
     One class for all positions: the hook reads fields of one class faster than those of several.
     """

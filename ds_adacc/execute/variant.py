@@ -19,7 +19,7 @@ _ATTEMPTS = 3  # to record a block, by signature: one that never can be recorded
 
 @dataclass
 class Trial:
-    """A policy whose gradient error is measured in a step of trials or a tracking step (`runtime/trials.py`).
+    """A policy whose gradient error is measured in a step of trials or a tracking step (`steps/trials.py`).
 
     `profile`: the one that the policy was made for, with the estimates of its errors. `has_begun`: a call is measuring
     it. `result`: the `PolicyError` that was measured; None before.

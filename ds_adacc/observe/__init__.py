@@ -1,7 +1,7 @@
 """Observes running steps, and compares what it observes with the plan.
 
 The input is the calls of the observed steps. The output is findings and verdicts. Nothing here changes a plan; the step
-controller of `runtime` acts on the findings and verdicts.
+controller of `steps/` acts on the findings and verdicts.
 
 * `observer`: counts calls and bytes alive in one step, and notes the order in which the blocks run;
 * `step_profiler`: measures peak bytes and seconds of each call, in the step that measures a new plan;

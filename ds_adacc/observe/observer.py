@@ -12,9 +12,8 @@ import torch
 from ds_adacc import planner
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.call import Call
+from ds_adacc.execute.call import PackedCall
 from ds_adacc.execute.variant import Variant
-from ds_adacc.execute.whole_call import WholeCall
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
@@ -55,7 +54,7 @@ class Observer:
     def watch(
         self,
         observed: ObservedCall,
-        call: Call | WholeCall,
+        call: PackedCall,
         inputs: Sequence[torch.Tensor],
         pack: Callable[[torch.Tensor], Slot],
     ) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], None]]:

@@ -14,7 +14,6 @@ from ds_adacc.plan.merged_graph import merged_graph
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.symbolic_program import are_of_one_prediction
 
 _MOST_COURSES = 32  # a policy is new with each plan
 
@@ -23,10 +22,12 @@ _MOST_COURSES = 32  # a policy is new with each plan
 class AgreedType:
     """The result of a planning for one block type, the same on every rank. The next planning replaces all of it.
 
-    `spec` is the planner's input for this type. `policies` holds one policy for each block, in forward order.
-    `capacity` is the number of outlier channels that each value keeps raw, by value index. `correction` is the error of
-    the measured profile in bytes; `spec.profile` includes the correction. `shares_inputs`: whether the tensor-parallel
-    ranks may hold shares of retained block inputs. To restore one is a collective, so no rank decides that alone.
+    `spec`: the planner's input for this type.
+    `policies`: one for each block, in forward order.
+    `capacity`: how many outlier channels each value keeps raw, by value index.
+    `correction`: the error of the measured profile in bytes; `spec.profile` includes it.
+    `shares_inputs`: the tensor-parallel ranks may hold shares of retained block inputs. To restore one is a collective,
+    so no rank decides that alone.
     """
 
     spec: planner.BlockType
@@ -60,13 +61,16 @@ class AgreedType:
 class KnownType:
     """What this process knows of a block type.
 
-    `count` is the number of its calls alive at once, and `calls_per_block` the number of these for each block; `fewest`
-    calls were alive in some pass; None before one has ended. `outlier_channels` is the largest number of outlier
-    channels found in any of its blocks on this rank, by value index. It is the capacity until the ranks agree on one.
-    `errors` are the gradient errors of its codecs. As long as they are not measured, no lossy codec is offered where
-    the section bounds them. `entrance`: where backward enters its blocks. `agreed_types`: those of the `Agreement`.
-    `_courses`: what is known of calls under the policies of late. `_whole`: the places of the inputs that are only
-    retained.
+    `agreed_types`: those of the `Agreement`.
+    `count`: how many of its calls were alive at once. `calls_per_block`: how many of these each block has.
+    `fewest`: the fewest calls that were alive in a pass; None before one has ended.
+    `outlier_channels`: by value index, the most outlier channels found in any of its blocks on this rank. That is the
+    capacity until the ranks agree on one.
+    `errors`: the gradient errors of its codecs. Until they are measured, no lossy codec is offered where the section
+    bounds them.
+    `entrance`: where backward enters its blocks.
+    `_courses`: how calls run, by the policies of late.
+    `_only_retained`: the places of the inputs of which other calls hold the memory.
     """
 
     recording: Recording
@@ -80,7 +84,7 @@ class KnownType:
     errors_are_measured: bool = False
     entrance: Entrance = field(default_factory=Entrance, repr=False)
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
-    _whole: set[int] = field(default_factory=set, repr=False)
+    _only_retained: set[int] = field(default_factory=set, repr=False)
 
     @property
     def agreed(self) -> AgreedType | None:
@@ -126,7 +130,7 @@ class KnownType:
 
     def course(self, recording: Recording, policy: planner.Policy) -> Course:
         """How calls of a block of this type run under a policy: found once for all whose programs were predicted."""
-        if not are_of_one_prediction(recording, self.recording):
+        if not recording.was_predicted_with(self.recording):
             return course_of(recording, policy)
         if policy not in self._courses:
             if len(self._courses) >= _MOST_COURSES:
@@ -202,10 +206,10 @@ class KnownType:
         """
         self.profile = replace(self.profile, graph=merged_graph([self.profile.graph, profile.graph]))
 
-    def keep_whole(self, place: int) -> None:
+    def only_retain(self, place: int) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory."""
-        if place not in self._whole:  # this comes at every call
-            self._whole.add(place)
+        if place not in self._only_retained:  # this comes at every call
+            self._only_retained.add(place)
             inputs = {v.index for v in self.recording.values if v.origin == "input" and v.source == place}
             offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
             self.profile = replace(self.profile, codecs=tuple(offers))

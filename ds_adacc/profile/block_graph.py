@@ -44,6 +44,14 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
     )
 
 
+def whole_graph(recording: Recording, saved_bytes: int) -> planner.BlockGraph:
+    """The graph of the block as one operator, which makes `saved_bytes`. All of its backward is one step."""
+    graph = block_graph(recording)
+    *given, saved = graph.values
+    event = planner.Event("backward", tuple(sorted(recording.saved)), 0)
+    return replace(graph, values=(*given, replace(saved, nbytes=saved_bytes)), events=(event,))
+
+
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
     # Written to before anyone reads it, a value counts with the one that takes its place.
     absorbed = {index for op in recording.ops for index in op.written}

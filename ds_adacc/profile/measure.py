@@ -10,7 +10,7 @@ from ds_adacc.profile.operator_costs import operator_costs
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.recording import Recording
-from ds_adacc.python_state.collector import uncollected
+from ds_adacc.python_watch.collector import uncollected
 from ds_adacc.record.capture import Capture
 
 

@@ -1,4 +1,4 @@
-"""A block's program: what it consists of, how one operator of it runs again, and what it is at other input sizes.
+"""A block's program: what it consists of, and how one operator of it runs again.
 
 A program has operators (ATen calls, and calls of `autograd.Function`), values (tensors), and the order in which
 autograd saves them. `record/` writes it down; the rooms above read it and replay parts of it. The rules cited here are
@@ -7,7 +7,6 @@ those of `record/`.
 * `recording`: the program: values, operators, positions of the pack hook; `recorded_op`: one operator; `arguments`:
   what it is called with; `parameters`: the block's, by index.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
-* `whole_block`: what stands for a whole block where an operator stands.
 * `geometry`: where a view lies in memory; `same_bits`: whether two tensors have the same bits.
 * `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must
   not be replayed.
@@ -19,6 +18,4 @@ those of `record/`.
   all generators, for a second forward; `dispatch_modes`: turns on those of the user's.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
-* `symbolic_program`: one program at several input sizes, and what it is at others; `formula`: how a number follows the
-  sizes.
 """

@@ -20,9 +20,9 @@ import torch
 
 from ds_adacc.program.graphs import Extent, extended, is_graph
 from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
-from ds_adacc.python_state.function_watch import has_setup_context
 from ds_adacc.python_state.guards import refers_to_more
 from ds_adacc.python_state.places import Place
+from ds_adacc.python_watch.function_watch import has_setup_context
 
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]  # by type of device: whether it is on, and to which dtype it casts
 

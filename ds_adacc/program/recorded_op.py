@@ -31,10 +31,27 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class WholeBlock:
+    """Stands for a whole block where an operator stands in a `RecordedOp` (Rule R20). No replay runs it: a call does.
+
+    `class_name`: as of `Block.class_name`. `repeats_collectives`: whether its second forward calls collectives, its own
+    or those by which ZeRO-3 gathers parameters. `writes_to`: the places of the buffers that it writes to, among the
+    recording's.
+    """
+
+    class_name: str
+    repeats_collectives: bool = False
+    writes_to: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"block.{self.class_name.replace('.', '_')}{'.with_collectives' * self.repeats_collectives}"
+
+
+@dataclass(frozen=True)
 class RecordedOp:
     """One ATen call. Tensors in `args` and `kwargs` are references; all else is a constant of the program.
 
-    `func`: an OpOverload of torch, or a `FunctionOperator`.
+    `func`: an OpOverload of torch, a `FunctionOperator`, or a `WholeBlock`.
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule R4). All are replayed together. The values after the write are the last of `outputs`.

@@ -16,9 +16,8 @@ from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extrac
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
-from ds_adacc.program.recorded_op import Draw, RecordedOp
+from ds_adacc.program.recorded_op import Draw, RecordedOp, WholeBlock
 from ds_adacc.program.refusals import COMPILED
-from ds_adacc.program.whole_block import WholeBlock
 from ds_adacc.python_state.guard_history import as_clause
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 
@@ -274,6 +273,10 @@ class Recording:
         if not held:
             return self
         return replace(self, values=tuple(replace(v, pinned=True) if v.index in held else v for v in self.values))
+
+    def was_predicted_with(self, other: Recording) -> bool:
+        """Whether both are one prediction for a size: they differ in the block, its constants and Functions."""
+        return self.digest == other.digest and self.values is other.values and self.positions is other.positions
 
     def remarked(self, remark: str) -> Recording:
         """This recording, with one more remark for the plan's table."""

@@ -15,11 +15,5 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `content`: what one Python object holds, or why that cannot be read.
 * `calls_in_c`: functions in C that read or write data, or start threads; what of TorchScript does.
 * `places`: what functions read besides their arguments: where that is, and what was there.
-* `code_places`: which of them the names in a function's code tell of.
-* `watch`: what Python itself does while a block is recorded: it reads globals, random numbers, a tensor's data; it
-  applies Functions and calls collectives.
-* `callers`: who calls what runs then: a compiler, an import, or ds_adacc itself.
-* `function_watch`: follows the calls of `autograd.Function`s while a block is recorded.
-* `collector`: keeps Python's collector of garbage from running meanwhile.
 * `python_reads`: what a kernel in Python reads besides its arguments: it must not change before backward.
 """

@@ -23,12 +23,12 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import Slot, keep, run_packed
 from ds_adacc.python_state.closure import Closure
-from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.guards import python_modules_in, snapshot
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.collector import uncollected
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.known_tensors import Unrecordable
 from ds_adacc.record.late_slots import LateSlot, LateSlots
 from ds_adacc.record.recorder import Recorder
 from ds_adacc.record.roles import assign_roles

@@ -19,7 +19,7 @@ from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.function_operator import autocast_now
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
-from ds_adacc.record.known import KnownTensors
+from ds_adacc.record.known_tensors import KnownTensors
 
 CAST = torch.ops.aten._to_copy.default
 

@@ -32,7 +32,7 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.known import KnownTensors, require_plain
+from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.taint import Taint
 from ds_adacc.record.verify import extra_refusals

@@ -16,14 +16,14 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import keep, run_packed
-from ds_adacc.python_state.collector import uncollected
 from ds_adacc.python_state.places import Reads
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.collector import uncollected
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import is_autocasts
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.known_tensors import Unrecordable
 from ds_adacc.record.late_slots import LateSlot
 from ds_adacc.record.recorder import Recorder
 

@@ -15,7 +15,7 @@ from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.refusals import COLLECTIVE, refusal_of
 from ds_adacc.program.schema import LIFTS
 from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
-from ds_adacc.record.known import Unrecordable, require_plain
+from ds_adacc.record.known_tensors import Unrecordable, require_plain
 
 _NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
 _BELOW_PYTHON = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)

@@ -31,7 +31,7 @@ from ds_adacc.program.signature import is_in_backward
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
@@ -39,9 +39,9 @@ from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import may_catch_errors, run_recorded
 from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.kept import kept_by_arguments, kept_by_context
+from ds_adacc.record.kept_by_program import kept_by_arguments, kept_by_context
 from ds_adacc.record.kernel_call import KernelCall
-from ds_adacc.record.known import Unrecordable
+from ds_adacc.record.known_tensors import Unrecordable
 from ds_adacc.record.made_of_numbers import is_number
 from ds_adacc.record.verify import difference
 

@@ -1,45 +1,44 @@
-"""Runs every call of a block, and ends every step. It uses all rooms below it.
+"""Runs every call of a block. It uses all rooms below it.
 
 Its input is a call of a block. Its output is what the block returns, with the saved tensors held as the plan says.
-Plans are made and changed between two steps.
+What happens between two steps is in `steps/`, which this room tells of each call.
 
-* `runtime`: a call comes in: one that is new is recorded; `incoming`: a call before it runs; `warnings`: what users are
-  told;
-* `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
-  plan decides on;
-* `given_inputs`: which inputs several calls of one forward hold;
-* `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths;
-* `checkpointed`: refuses a block that already runs inside another checkpoint, and finds one that has another inside;
-* `asked`: which calls the program has asked to be checkpointed; `whole_blocks`: which blocks are recomputed as a whole;
-  `second_forwards`: what their second forwards run in;
-* `learner`: records a call, and learns its block type and costs from it;
-* `step_schedule`: the `Purpose` of each coming step; `step`: one optimizer step, and what was observed in it;
-  `current_pass`: the forward and backward that run now;
-* `step_controller`: what happens between steps, in a fixed order; `pending_live_sets`: which live sets wait for a
-  plan;
-* `trials`: which gradient errors are measured in a call; `after_step`: what follows from a step that was observed,
-  tried or tracked;
-* `policy_chooser`: which policy each block runs now; `binder`: ties one block to it, with the codecs that it names;
-* `saved_state`: what a checkpoint saves of a run;
-* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`;
+The files, in the order in which a call meets them:
+
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
+* `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`.
+* `runtime`: a call comes in: has it recorded, or run as planned.
+* `other_checkpoints`: refuses a block that already runs inside one, and finds a block that has one inside.
+* `learner`: has a call recorded, and learns from it: its block type, and all costs.
+* `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
+  plan decides on.
+* `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths.
+* `warnings`: what users are told of calls that do not run as planned.
 
-Rules of this room, cited by their letter and number where they are obeyed:
+Rules of this room and of `steps/`, cited by their letter and number where they are obeyed:
 
-T1. A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
+T1. When a plan changes.
+    A plan changes only between two steps, and on all ranks in the same step. A rank that replayed a different plan
     would wait for a collective that the other ranks never start.
-T2. A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
+T2. Calls that cannot be recorded.
+    A block that cannot be recorded runs under plain autograd. It runs under `torch.utils.checkpoint` where the program
     has asked for checkpointing of the call, unless other ranks may run it as planned: they would not repeat its
     collectives (but see Rule T8). One warning names the block and the reason.
-T3. A call inside a block is part of that block. Only the outermost call is recorded or planned.
-T4. If a policy retains everything and nothing observes the step, no hooks are installed.
-T5. A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
-T6. If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
-T7. A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
+T3. Calls inside a block.
+    A call inside a block is part of that block. Only the outermost call is recorded or planned.
+T4. No hooks without need.
+    If a policy retains everything and nothing observes the step, no hooks are installed.
+T5. Lossy policies.
+    A lossy policy runs only on blocks on which its gradient error was measured within the bound, if there is one.
+T6. Failures.
+    If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
+T7. Blocks recomputed as a whole.
+    A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
     `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
     Nor is it if its first call has changed what later calls depend on, such as a counter.
-T8. A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
+T8. Second forwards with collectives.
+    A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
     on none, and at the same place in backward. So the ranks agree on the names of such blocks when they plan; until
     then all retain what these save. What one rank alone knows has no part in it: the sizes of its inputs, a trial, a
     recording. If a rank cannot run a call of such a block as planned, its backward runs the forward again all the same,

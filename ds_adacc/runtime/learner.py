@@ -6,29 +6,29 @@ from collections.abc import Mapping
 from types import CodeType
 from typing import NamedTuple
 
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.plan.block_type import KnownType
-from ds_adacc.plan.symbolic_types import Constants
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
-from ds_adacc.profile.whole_profile import WholeCosts, whole_profile
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes, flatten
-from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.runtime.checkpointed import checkpoint_inside, remark_on_inside
-from ds_adacc.runtime.incoming import Incoming
+from ds_adacc.runtime.other_checkpoints import checkpoint_inside, remark_on_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
-from ds_adacc.runtime.whole_blocks import RecordedCall, planned_recording
+from ds_adacc.sizes.symbolic_program import Example
+from ds_adacc.sizes.symbolic_types import Constants
+from ds_adacc.steps.step_controller import StepController
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.choice import RecordedCall, planned_recording
+from ds_adacc.whole_blocks.costs import WholeCosts, whole_profile
 
 _KEEPS_CHANGING = "which of its graphs torch.compile runs, and that keeps changing"
 _FEWER_GRAPHS = "let torch.compile make fewer graphs of it: TORCH_LOGS=recompiles tells why there are several"
@@ -254,7 +254,7 @@ class Learner:
             known.resume_whole(resumed)
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
-            adopter.adopt(known, like)
+            adopter.adopt_for_type(known, like)
         reason = controller.trials.admit(known, recording, captured)
         if reason is not None:
             self._warnings.unmeasurable(known.recording.name, reason)

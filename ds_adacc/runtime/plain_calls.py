@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from ds_adacc.execute.beginning import Beginning
-from ds_adacc.execute.block import Block
-from ds_adacc.execute.second_forward import SecondForward
-from ds_adacc.execute.whole_call import Around
+from ds_adacc.execute.incoming import PlainCall, Run
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.ranks import has_other_ranks
 from ds_adacc.program.random_states import RandomStates
-from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.signature import why_unhooked
-from ds_adacc.program.slots import run_packed
 from ds_adacc.python_state.closure import closure_of
-from ds_adacc.record.block_call import BlockCall
-from ds_adacc.runtime.incoming import PlainCall, Run
-from ds_adacc.runtime.second_forwards import kept_gathered, undisturbing
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.whole_blocks.as_other_ranks import run_as_other_ranks
+from ds_adacc.whole_blocks.same_again import kept_gathered
+from ds_adacc.whole_blocks.whole_call import Around
 
 _ADVICE = (
     ". To save memory there, call it by ds_adacc.checkpointing.checkpoint, or enable the gradient checkpointing of "
@@ -56,7 +50,7 @@ class PlainCalls:
         self._agreement.inputs.refuse_alone(call.block.name, reason)
         if self._is_repeated(call):
             self._warnings.as_on_other_ranks(call.block, reason)
-            return self._again_as_others(call.block, call.run)
+            return run_as_other_ranks(call.block, call.run, self._inside)
         self._warnings.fallen_back(call.block, reason, is_checkpointed=False)
         return call.run()
 
@@ -72,31 +66,12 @@ class PlainCalls:
     def run(self, call: PlainCall, is_of_call: bool) -> Any:
         """Run such a call, without a warning."""
         if is_of_call and self._is_repeated(call):
-            return self._again_as_others(call.block, call.run)
+            return run_as_other_ranks(call.block, call.run, self._inside)
         return self._checkpointed(call.run) if call.is_asked and _may_be_checkpointed(is_of_call) else call.run()
 
     def _is_repeated(self, call: PlainCall) -> bool:
         """Whether all ranks run a second forward of the block, with its collectives (Rule T8)."""
         return call.is_asked and call.block.name in self._agreement.repeated and why_unhooked() is None
-
-    def _again_as_others(self, block: Block, run: Run) -> Any:
-        """Run the call, and have backward run it again at the same place as on the other ranks."""
-        closure = closure_of(run)
-        known = next((v.recording for v in block.variants() if v.is_recorded and v.recording.is_whole), None)
-        call, parameters = BlockCall((), (), closure, run), list(closure.parameters)
-        versions = [parameter._version for parameter in parameters]
-
-        @contextmanager
-        def around() -> Iterator[None]:
-            check_parameters(parameters, versions, are_updated=False)
-            with undisturbing(closure, self._inside):
-                yield
-
-        second = SecondForward(block.name, Beginning(call, known), around, keeps=True)
-        with self._inside():
-            output = run_packed(second.slot, run)
-        second.run_at_gradient_of(output, call.arguments)
-        return output
 
     def _checkpointed(self, run: Run) -> Any:
         """Run the call under torch's checkpoint."""

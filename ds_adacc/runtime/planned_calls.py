@@ -9,27 +9,27 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ds_adacc.execute.beginning import Beginning
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.call import Call
-from ds_adacc.execute.host_copies import HostCopies
+from ds_adacc.execute.call import Call, PackedCall
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
-from ds_adacc.execute.whole_call import Around, WholeCall
 from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
-from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.incoming import Incoming
 from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.plain_calls import PlainCalls
-from ds_adacc.runtime.second_forwards import SecondForwards
 from ds_adacc.runtime.seen_programs import SeenPrograms
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.step_controller import StepController
+from ds_adacc.whole_blocks.beginning import Beginning
+from ds_adacc.whole_blocks.host_copies import HostCopies
+from ds_adacc.whole_blocks.same_again import SameAgain
+from ds_adacc.whole_blocks.whole_call import Around, WholeCall
 
 Pack = Callable[[torch.Tensor], Any]
 
@@ -147,7 +147,7 @@ class PlannedCalls:
     def _finish(
         self,
         incoming: Incoming,
-        call: Call | WholeCall,
+        call: PackedCall,
         output: Any,
         probe: Probe | None,
         done: Callable[[Any], None],
@@ -186,7 +186,7 @@ class PlannedCalls:
         tracks: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
         times_forward: bool = False,
-    ) -> tuple[Call | WholeCall, Pack, Callable[[Any], None]]:
+    ) -> tuple[PackedCall, Pack, Callable[[Any], None]]:
         """A call that is about to begin, its pack hook, and what to call with its output.
 
         `probe`: that of the call; its backward is not timed then. `second`: None unless a second forward makes all that
@@ -202,7 +202,7 @@ class PlannedCalls:
         told = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             told = functools.partial(self._doubt_prediction, incoming.block, variant)
-        call: Call | WholeCall
+        call: PackedCall
         if second is not None:
             call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:
@@ -231,7 +231,7 @@ class PlannedCalls:
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
-        around = SecondForwards(incoming, variant, self._inside, self._warnings).around
+        around = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice).around
         if recorded is not None or not self._controller.agreement.known_types[variant.digest].is_timed:
             around = functools.partial(self._timed, variant.digest, around)
         return _Second(recorded or Beginning(incoming.call, variant.recording), around)

@@ -15,6 +15,7 @@ from torch import nn
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
+from ds_adacc.execute.incoming import Incoming, PlainCall
 from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
@@ -33,24 +34,23 @@ from ds_adacc.program.signature import (
     surroundings,
     why_unrecordable,
 )
-from ds_adacc.program.symbolic_program import Example
 from ds_adacc.python_state.closure import closure_of, with_modules
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.capture import not_recorded_now
 from ds_adacc.report.journal import Journal
-from ds_adacc.runtime.asked import Asked
-from ds_adacc.runtime.binder import Binder
-from ds_adacc.runtime.checkpointed import refuse_checkpointed
-from ds_adacc.runtime.incoming import Incoming, PlainCall
 from ds_adacc.runtime.learner import Learner
+from ds_adacc.runtime.other_checkpoints import refuse_checkpointed
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.planned_calls import PlannedCalls
-from ds_adacc.runtime.saved_state import State
-from ds_adacc.runtime.step_controller import StepController
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.symbolic_program import Example
+from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.saved_state import State
+from ds_adacc.steps.step_controller import StepController
+from ds_adacc.whole_blocks.asked import Asked
 
 _OTHER_THREAD = "another thread runs a block at the same time"
 

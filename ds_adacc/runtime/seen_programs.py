@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from ds_adacc.execute.block import Block
+from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
-from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.program.signature import apart
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.identity import identity_mark, without_identity
-from ds_adacc.runtime.incoming import Incoming
-from ds_adacc.runtime.step_controller import StepController
+from ds_adacc.sizes.symbolic_types import SymbolicType
+from ds_adacc.steps.step_controller import StepController
 
 Lengths = tuple[int, ...]
 
@@ -102,13 +102,13 @@ def _is_wrapper(mark: Hashable) -> bool:
 
 def _counts(name: str, mark: Hashable, of_all: Sequence[Mapping[str, Hashable]]) -> bool:
     """Whether this mark is a number that counts the layers: in all of them together it has consecutive values."""
-    if not _is_whole(mark) or len(of_all) < 2:
+    if not _is_int(mark) or len(of_all) < 2:
         return False
-    numbers = sorted(other[1] for other in (each.get(name) for each in of_all) if _is_whole(other))
+    numbers = sorted(other[1] for other in (each.get(name) for each in of_all) if _is_int(other))
     return len(numbers) == len(of_all) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def _is_whole(mark: Hashable) -> TypeGuard[tuple[type[int], int]]:
+def _is_int(mark: Hashable) -> TypeGuard[tuple[type[int], int]]:
     return type(mark) is tuple and len(mark) == 2 and mark[0] is int
 
 

@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.execute.input_placement import PARTITION
-from ds_adacc.plan.policy_search import PolicySearch
 from ds_adacc.program.refusals import COLLECTIVE
+from ds_adacc.sizes.policy_search import PolicySearch
 
 WIDTH, STEPS, LAYERS = 8, 4, 3
 ROWS = 601  # of each sample: an odd number, and so many that the states of generators, 10 KB, matter little

@@ -15,6 +15,7 @@ import ds_adacc
 from ds_adacc import checkpointing, planner
 from ds_adacc.config import ConfigError, load
 from ds_adacc.engine import api as engine
+from ds_adacc.engine import serving
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.planner import InfeasibleBudget
@@ -89,7 +90,7 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
 
 def summary(model, wanted):
     blocks = find_blocks(model, wanted)
-    return engine._summary(blocks, layers_around(model, blocks))
+    return serving._summary(blocks, layers_around(model, blocks))
 
 
 def test_the_blocks_found_are_told():
@@ -362,13 +363,13 @@ def test_an_engine_that_could_not_be_served_can_be_served_later(monkeypatch):
         vars(block).update(checkpoints)
     checkpointing.reset()
     with pytest.raises(AttributeError):
-        engine.serve(served, section, blocks)
+        serving.serve(served, section, blocks)
     assert not hasattr(served, "adacc")
     assert all(vars(block).items() >= checkpoints.items() for block in blocks.values())
     assert not checkpointing.registry.has_engines
     assert "backward" not in vars(served)
     assert [block.forward for block in blocks.values()] == plain
-    monkeypatch.setattr(engine, "patch_engine", lambda *_: None)
-    engine.serve(served, section, blocks)
+    monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
+    serving.serve(served, section, blocks)
     assert served.adacc.config is section
     assert all(hasattr(block.forward, "covered") for block in blocks.values())

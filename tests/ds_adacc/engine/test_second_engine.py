@@ -13,7 +13,7 @@ from ds_adacc.compact.linear import serve
 from ds_adacc.compact.shared import Shared
 from ds_adacc.config import ConfigError
 from ds_adacc.engine import api as engine
-from ds_adacc.engine import engine_methods
+from ds_adacc.engine import engine_methods, serving
 from ds_adacc.engine.engine_methods import compile_blocks_first
 from ds_adacc.runtime.find_blocks import find_blocks
 
@@ -25,7 +25,7 @@ def initialize(monkeypatch):
     """`ds_adacc.initialize` with engines that cannot step."""
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
-    monkeypatch.setattr(engine, "patch_engine", lambda *_: None)
+    monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
     checkpointing.use(None)
     yield lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
     checkpointing.use(None)
@@ -96,7 +96,7 @@ def test_a_new_list_of_blocks_takes_the_place_of_the_old_one(initialize):
 def test_an_engine_that_could_not_be_served_leaves_the_model_to_the_one_before(initialize, monkeypatch):
     first = initialize(model := Translator(), {"adacc": {}})
     before = [module.forward for module in model.modules()]
-    monkeypatch.setattr(engine, "patch_engine", lambda *_: 1 / 0)
+    monkeypatch.setattr(serving, "patch_engine", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         initialize(model, {"adacc": {"blocks": ["Experts"]}})
     assert [module.forward for module in model.modules()] == before

@@ -16,9 +16,9 @@ from ds_adacc.engine.adacc import Adacc
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.observe.rectifier import Review, Verdict
 from ds_adacc.profile import codec_costs
-from ds_adacc.runtime import after_step
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps import after_step
+from ds_adacc.steps.step_schedule import Purpose
 
 pytestmark = pytest.mark.usefixtures("slow_replays")
 CHANNEL = 5

@@ -7,7 +7,7 @@ import pytest
 from ds_adacc.plan.approvals import Approvals, worst
 from ds_adacc.planner import HOPELESS, RETAIN, BlockGraph, CodecCost, Event, Op, Policy, Profile, Strictness, Value
 from ds_adacc.profile.gradient_error import PolicyError
-from ds_adacc.runtime.step_schedule import StepSchedule
+from ds_adacc.steps.step_schedule import StepSchedule
 
 GRAPH = BlockGraph(
     (Value("x", "other", 64, None, True), Value("y", "other", 64, 0, True)),

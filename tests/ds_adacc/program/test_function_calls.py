@@ -11,7 +11,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.program.arguments import without_data
 from ds_adacc.program.recording import _portable
-from ds_adacc.python_state.function_watch import arguments
+from ds_adacc.python_watch.function_watch import arguments
 
 
 class Computed(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import nn
 from triton_here import DEVICE, interpreter, needs_triton  # noqa: F401
 
 from ds_adacc import planner
-from ds_adacc.execute.copied import copied
+from ds_adacc.execute.copied_for_backward import copied
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.function_operator import FunctionOperator
 

@@ -11,7 +11,7 @@ from recorded import call_of, captured, profile_of, under
 
 from ds_adacc import planner
 from ds_adacc.program.same_bits import checksum
-from ds_adacc.record import known
+from ds_adacc.record import known_tensors
 from ds_adacc.record.capture import capture
 
 
@@ -210,7 +210,7 @@ def test_an_address_that_nobody_writes_to_changes_nothing():
 def test_what_lies_elsewhere_than_an_address_is_not_read(monkeypatch):
     """On a GPU, each checksum has the host wait. Some models ask how the address of a weight is aligned."""
     read = []
-    monkeypatch.setattr(known, "checksum", lambda tensor: read.append(tensor.shape) or checksum(tensor))
+    monkeypatch.setattr(known_tensors, "checksum", lambda tensor: read.append(tensor.shape) or checksum(tensor))
 
     def ask(block, x, y):
         rows = torch.zeros(2, 3)

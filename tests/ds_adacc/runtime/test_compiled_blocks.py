@@ -22,9 +22,9 @@ from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.runtime.compiled_blocks import compile_blocks, refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
-from ds_adacc.runtime.trials import Trials
 from ds_adacc.runtime.wrap import wrap_blocks
+from ds_adacc.steps.step_schedule import Purpose
+from ds_adacc.steps.trials import Trials
 
 BITS = {"dropout_mask": "bits"}
 LOSSY = {name for name, (_, width) in FORMS.items() if width is not None}

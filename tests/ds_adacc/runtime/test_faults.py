@@ -22,7 +22,7 @@ from ds_adacc.engine.engine_methods import abandon_on_failure, end_backward, end
 from ds_adacc.execute.host_offload import Prefetcher
 from ds_adacc.kernels import make_codec
 from ds_adacc.program.slots import keep, run_packed
-from ds_adacc.python_state.watch import Watch
+from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.capture import capture
 from ds_adacc.record.follower import follow
 from ds_adacc.runtime.find_blocks import find_blocks

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 LAYERS = 12
 # One step records. At most four plans follow, as the memory model is corrected three times. Each is tried and measured.

@@ -11,9 +11,9 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
-from ds_adacc.runtime import given_inputs
-from ds_adacc.runtime.given_inputs import GivenInputs
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.steps import given_inputs
+from ds_adacc.steps.given_inputs import GivenInputs
 
 WIDTH, LAYERS, BATCH, TIME, STATES = 64, 6, 4, 128, 512
 

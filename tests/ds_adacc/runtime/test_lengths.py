@@ -16,12 +16,12 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.plan.adopter import Adopter
 from ds_adacc.plan.peak_estimate import estimated_peak
-from ds_adacc.plan.policy_search import PolicySearch
-from ds_adacc.runtime import binder, pending_live_sets, step_controller
-from ds_adacc.runtime.step_schedule import Purpose
 from ds_adacc.runtime.warnings import Warnings
+from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.policy_search import PolicySearch
+from ds_adacc.steps import binder, pending_live_sets, step_controller
+from ds_adacc.steps.step_schedule import Purpose
 
 
 def lengths(count, steps, seed=0):
@@ -631,7 +631,7 @@ def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_
         training.step(time)
     types = training.agreement.known_types
     before = set(types)
-    for adoption in ("_adopt", "adopt_all"):
+    for adoption in ("_adopt_if_fits", "adopt_for_pass"):
         monkeypatch.setattr(Adopter, adoption, lambda *_: False)
     training.micro_batch(66)
     (new,) = types.keys() - before

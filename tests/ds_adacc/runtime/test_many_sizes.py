@@ -8,8 +8,8 @@ from two_programs import TwoPrograms
 
 from ds_adacc.execute import block as blocks_of
 from ds_adacc.plan import agreement as agreements
-from ds_adacc.runtime import pending_live_sets, step_controller
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps import pending_live_sets, step_controller
+from ds_adacc.steps.step_schedule import Purpose
 
 
 def settled():

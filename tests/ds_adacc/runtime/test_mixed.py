@@ -8,8 +8,8 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step import Step
+from ds_adacc.steps.step_schedule import Purpose
 
 pytestmark = pytest.mark.usefixtures("equal_times")
 

@@ -16,8 +16,8 @@ from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.variant import Variant
 from ds_adacc.planner import OFFLOAD, is_codec, is_offloaded
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.runtime.binder import Binder
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.steps.binder import Binder
 
 SIZE = 2 * 9 * zoo.WIDTH * 4  # bytes of a block's input
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ds_adacc.kernels import separates_outliers
-from ds_adacc.runtime.binder import Binder
+from ds_adacc.steps.binder import Binder
 
 RECORDED, PREDICTED = (48, 40, 56), (36, 64, 44)
 SECTION = {"codecs": "paper", "max_gradient_error": None, "rectifier": {"enabled": False}}

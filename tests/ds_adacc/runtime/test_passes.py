@@ -9,10 +9,10 @@ from any_size import Training
 from held import watch_held
 
 from ds_adacc.execute.block import Block
-from ds_adacc.runtime.current_pass import CalledBlocks
-from ds_adacc.runtime.pending_live_sets import PendingLiveSets
-from ds_adacc.runtime.step import Step
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.current_pass import CalledBlocks
+from ds_adacc.steps.pending_live_sets import PendingLiveSets
+from ds_adacc.steps.step import Step
+from ds_adacc.steps.step_schedule import Purpose
 
 
 def forward(training, time=9, blocks=None, differentiable=True):

@@ -6,7 +6,7 @@ import zoo
 from two_programs import TwoPrograms
 
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.runtime import step_controller
+from ds_adacc.steps import step_controller
 
 
 def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_another_way():

@@ -13,7 +13,7 @@ from torch import nn
 
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.runtime import planned_calls as room
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 RECORDED, PREDICTED = (20, 12, 17), 15
 

@@ -8,7 +8,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 
 class TwoRanks(Ranks):

@@ -67,7 +67,7 @@ def test_a_sufficient_budget_installs_no_hooks():
 
 def test_changing_shapes_get_records_of_their_own_and_are_bounded(monkeypatch):
     monkeypatch.setattr("ds_adacc.execute.block._VARIANTS", 16)
-    monkeypatch.setattr("ds_adacc.runtime.step_controller._MOST_ADOPTED", 16)
+    monkeypatch.setattr("ds_adacc.steps.step_controller._MOST_ADOPTED", 16)
     work, blocks = runtime(), stack(2)
     for time in (9, 9, 5, 9, 5, 7, 9):
         compare(blocks, batch(time=time), work.checkpoint)

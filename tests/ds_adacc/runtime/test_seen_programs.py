@@ -6,9 +6,9 @@ import pytest
 from any_size import Training
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.symbolic_types import SymbolicType
 from ds_adacc.runtime import seen_programs
 from ds_adacc.runtime.seen_programs import SeenLengths
+from ds_adacc.sizes.symbolic_types import SymbolicType
 
 
 def test_lengths_between_those_seen_are_covered_for_this_block_and_program():

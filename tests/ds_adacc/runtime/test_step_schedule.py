@@ -6,7 +6,7 @@ from any_size import Training
 
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose, StepSchedule
+from ds_adacc.steps.step_schedule import Purpose, StepSchedule
 
 
 def test_a_new_plan_is_measured_in_the_next_step_and_once():

@@ -6,7 +6,7 @@ import zoo
 
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps.step_schedule import Purpose
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,10 +18,10 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.plan.approvals import Approvals
 from ds_adacc.profile.gradient_error import PolicyError, measure_codecs
-from ds_adacc.runtime import trials
-from ds_adacc.runtime.after_step import _measured, why_rejected
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.step_schedule import Purpose
+from ds_adacc.steps import trials
+from ds_adacc.steps.after_step import _measured, why_rejected
+from ds_adacc.steps.step_schedule import Purpose
 
 WIDTH, HEADS, LAYERS, TIME = 64, 4, 3, 64
 BOUND = 0.1

@@ -1,0 +1,138 @@
+"""What the forward of a call begins with: all that a second forward of it must find as it was (Rule E17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from ds_adacc.program.arguments import generators_in
+from ds_adacc.program.dispatch_modes import modes_now, under
+from ds_adacc.program.function_operator import autocast_now, casting
+from ds_adacc.program.random_states import RandomStates
+from ds_adacc.program.recording import Recording
+from ds_adacc.program.slots import Retained
+from ds_adacc.python_state.changes import is_number, rewritten
+from ds_adacc.python_state.content import SCALARS
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk
+from ds_adacc.record.block_call import BlockCall
+from ds_adacc.whole_blocks.written_buffers import WrittenBuffers
+
+
+class Beginning:
+    """The arguments of a call and what is set around it, taken before its forward.
+
+    Tensors are held without their graph. Lists, tuples and dicts are copied, so that the forward may change its own.
+    What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
+    are with torch.utils.checkpoint. `held`: the tensors among the arguments, by identity. `buffers`: those to which the
+    forward writes.
+    """
+
+    def __init__(self, call: BlockCall, recording: Recording | None = None) -> None:
+        """`recording`: that of the block; None: it is recorded now."""
+        run = call.run
+        self.buffers = WrittenBuffers(call.closure, recording)
+        self.held: dict[int, Retained] = {}
+        self._function: Callable[..., Any] = run.func
+        self._objects: list[Any] = []
+        self._arguments = _Copies(self._taken).of((run.args, run.keywords))
+        self._numbers = _numbers_in(self._objects)
+        self._random = RandomStates((*call.closure.generators(), *generators_in(call.arguments)))
+        self._autocast, self._caches_casts = autocast_now(), torch.is_autocast_cache_enabled()
+        self._modes = modes_now()
+        self._devices = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)][-1:]
+
+    def knows(self, generator: torch.Generator) -> bool:
+        """Whether a second forward finds the random generator as it was."""
+        return self._random.has(generator)
+
+    def run(self) -> Any:
+        """Run the forward once more. All random generators are put back afterwards.
+
+        Raises RuntimeError if an argument was written to since, or a number in an object among them has changed.
+        """
+        if self._numbers and (changed := rewritten(self._numbers, _numbers_in(self._objects))):
+            raise RuntimeError(
+                "backward runs the forward of a block a second time, as torch.utils.checkpoint does. But "
+                f"{min(changed)} has changed since the first began, so the second would compute something else. Change "
+                "it after backward, or give each call an object of its own"
+            )
+        with self._as_it_was(), torch.enable_grad():
+            args, kwargs = _Copies(_given).of(self._arguments)
+            return self._function(*args, **kwargs)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._random)
+            stack.enter_context(casting(self._autocast, self._caches_casts))
+            stack.enter_context(under(self._modes))
+            stack.enter_context(self.buffers.as_before())
+            for mode in self._devices:
+                stack.enter_context(mode)
+            yield
+
+    def _taken(self, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            if type(leaf) not in SCALARS:
+                self._objects.append(leaf)
+            return leaf
+        holder = self.held[id(leaf)] = Retained.of("an argument of the block", leaf.detach())
+        # Without a graph of its own it keeps nothing else alive, so it is passed again itself.
+        return _Given(holder, leaf if leaf.grad_fn is None else None, dict(leaf.__dict__))
+
+
+def _numbers_in(objects: Sequence[Any]) -> Guards:
+    """The marks of the numbers that these objects hold."""
+    walk = Walk()
+    for number, each in enumerate(objects):
+        walk.value(f"argument of type {type(each).__name__} ({number})", each, DEPTH)
+    return {name: mark for name, mark in walk.guards.items() if is_number(mark)}
+
+
+class _Given:
+    """A tensor among the arguments: `itself`, or what its `holder` has."""
+
+    __slots__ = ("_attributes", "_holder", "_itself")
+
+    def __init__(self, holder: Retained, itself: torch.Tensor | None, attributes: dict[str, Any]) -> None:
+        self._holder = holder
+        self._itself = itself
+        self._attributes = attributes
+
+    def tensor(self) -> torch.Tensor:
+        held = self._holder.get()  # which raises if it was written to
+        if self._itself is not None:
+            return self._itself
+        leaf = held.detach().requires_grad_()
+        tensor = leaf.view_as(leaf)  # no leaf, as the argument was none
+        tensor.__dict__.update(self._attributes)
+        return tensor
+
+
+def _given(leaf: Any) -> Any:
+    return leaf.tensor() if isinstance(leaf, _Given) else leaf
+
+
+class _Copies:
+    """Copies of trees of plain tuples, lists and dicts, with `leaf` of each leaf: one copy of each object."""
+
+    def __init__(self, leaf: Callable[[Any], Any]) -> None:
+        self._leaf = leaf
+        self._known: dict[int, Any] = {}
+
+    def of(self, tree: Any) -> Any:
+        if id(tree) not in self._known:
+            self._known[id(tree)] = self._copy(tree)
+        return self._known[id(tree)]
+
+    def _copy(self, tree: Any) -> Any:
+        if type(tree) in (tuple, list):
+            return type(tree)(map(self.of, tree))
+        if type(tree) is dict:
+            return {key: self.of(item) for key, item in tree.items()}
+        return self._leaf(tree)

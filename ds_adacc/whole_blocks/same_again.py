@@ -1,0 +1,136 @@
+"""Has a second forward compute the same again: what it reads must not have changed, and what it leaves is put back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ds_adacc.execute.block import Block
+from ds_adacc.execute.incoming import Incoming
+from ds_adacc.execute.variant import Variant
+from ds_adacc.program.replay import modified
+from ds_adacc.python_state.changes import rewritten
+from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.guard_history import in_short
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.held_tensors import Path, tensor_at
+from ds_adacc.python_state.places import marks_of
+from ds_adacc.python_state.tensor_marks import TensorMark
+from ds_adacc.whole_blocks.whole_call import Around
+
+_SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which ZeRO-3 knows who uses a parameter
+
+
+class SameAgain:
+    """What the second forward of one call runs in (`WholeCall`). Make it before the forward of the call.
+
+    `inside`: what has the blocks inside the block left alone. `on_effects` is told if the second forward has changed
+    something: the block, and whether its forward will be run again all the same.
+    """
+
+    def __init__(
+        self, incoming: Incoming, variant: Variant, inside: Around, on_effects: Callable[[Block, bool], None]
+    ) -> None:
+        self._block: Block = incoming.block
+        self._closure: Closure = incoming.call.closure
+        self._guards: Guards = incoming.guards
+        self._unread = variant.unread
+        self._stays = variant.recording.repeats_collectives
+        self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
+        self._inside = inside
+        self._on_effects = on_effects
+        # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
+        written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
+        held = (tensor for tensor in incoming.held if id(tensor) not in written)
+        self._versions = [(weakref.ref(tensor), tensor._version) for tensor in held]
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Raises RuntimeError if a number, an object or a tensor that the block holds is another than before."""
+        now = self._read()
+        changed = rewritten(self._guards, now) - self._unread
+        changed = {name for name in changed if not isinstance(now.get(name), TensorMark)}
+        if changed:
+            raise RuntimeError(
+                f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
+                f"torch.utils.checkpoint does. But {in_short(changed)} has changed since the first began, so the "
+                "second would compute something else. If your code changes it, do that after backward. If the forward "
+                "itself does, keep it outside of the block, or call the block without a checkpoint"
+            )
+        for owner, path, reference in self._buffers:
+            if tensor_at(owner(), path) is not reference():
+                raise RuntimeError(
+                    f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
+                    f"torch.utils.checkpoint does. But its tensor {'.'.join(map(str, path))} is another one than when "
+                    "the first began. Replace it after backward, or call the block without a checkpoint"
+                )
+        for reference, version in self._versions:
+            tensor = reference()
+            if tensor is not None and tensor._version != version:
+                told = modified("a tensor that a block holds", tensor, version)
+                remedy = "If the block's own forward does that with some data only, keep it outside of the block"
+                raise RuntimeError(f"block {self._block.name}: {told}. {remedy}")
+        with undisturbing(self._closure, self._inside):
+            yield
+        effects = rewritten(now, self._read())
+        if effects:
+            self._block.note_effects(in_short(effects))
+            self._on_effects(self._block, self._stays)
+
+    def _read(self) -> Guards:
+        reading, _ = self._closure.read(marks_of(self._block.places), self._block.last_reading)
+        return reading.marks
+
+
+@contextmanager
+def undisturbing(closure: Closure, inside: Around) -> Iterator[None]:
+    """What any second forward runs in: neither the blocks nor the tensors of modules, nor ZeRO-3 are to notice it.
+
+    `inside`: what has the blocks inside the block left alone.
+    """
+    with inside(), _put_back(closure), kept_gathered(closure.parameters):
+        yield
+
+
+@contextmanager
+def _put_back(closure: Closure) -> Iterator[None]:
+    """Put back the tensors that modules have as attributes, such as an auxiliary loss with the graph of its forward."""
+    every = (attributes for module in closure.submodules() for attributes in (vars(module), module._buffers))
+    held = [(attributes, _tensors(attributes)) for attributes in every]
+    try:
+        yield
+    finally:
+        for attributes, tensors in held:
+            attributes.update(tensors)
+
+
+@contextmanager
+def kept_gathered(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have ZeRO-3 keep those of the parameters that it has gathered for the backward of a module.
+
+    The hooks of the module would release them after its second forward, before its backward has used them.
+    """
+    partitioned = (parameter for parameter in parameters if hasattr(parameter, "ds_id"))
+    users_of_each: list[set[object]] = [vars(parameter)["ds_active_sub_modules"] for parameter in partitioned]
+    before = [set(users) for users in users_of_each]
+    try:
+        for users in filter(None, users_of_each):
+            users.add(_SECOND_FORWARD)
+        yield
+    finally:
+        for users, earlier in zip(users_of_each, before, strict=True):
+            users.clear()
+            users.update(earlier)
+
+
+def _reference(owner: Any, path: Path) -> Callable[[], torch.Tensor | None]:
+    tensor = tensor_at(owner, path)
+    return (lambda: None) if tensor is None else weakref.ref(tensor)
+
+
+def _tensors(attributes: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in attributes.items() if type(value) is torch.Tensor}
