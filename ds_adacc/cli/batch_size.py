@@ -38,7 +38,7 @@ class BatchLine:
                 raise Incomparable(
                     f"the input of a block takes {planner.human_bytes(at_small)} at micro-batch {small} and "
                     f"{planner.human_bytes(at_large)} at {large},\n"
-                    "  which is not in proportion; the factory should return sequences of one length"
+                    "  which is not in proportion; your function must return sequences of one length"
                 )
 
     def at(self, batch: int) -> planner.Problem:

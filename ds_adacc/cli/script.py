@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from ds_adacc.cli.checks import Absent, Unclear
 from ds_adacc.config import SECTION, load, origin
@@ -14,15 +16,21 @@ _LAUNCH = "; or leave the script as it is and launch it by `{} --module ds_adacc
 _ENABLE = "call ds_adacc.initialize in place of deepspeed.initialize" + _LAUNCH.format("deepspeed")
 # names in the package ds_adacc, and * for all of them
 _ENABLING = frozenset({"initialize", "attach", "checkpointing", "huggingface", "engine", "run", "*"})
-_ENTRIES = {  # what makes the engine: its package, and what to do in a script that calls it
-    "initialize": ("deepspeed", _ENABLE),
-    "Trainer": (
-        "transformers",
-        "`from ds_adacc.huggingface import AdaccCallback`, and pass callbacks=[AdaccCallback()] to the Trainer"
-        + _LAUNCH.format("deepspeed"),
-    ),
-    "Accelerator": (
-        "accelerate",
+_ON_FIT_START = "call ds_adacc.attach(trainer.strategy.model) in the on_fit_start of a callback" + _LAUNCH.format(
+    "deepspeed"
+)
+_CALLBACK = (
+    "`from ds_adacc.huggingface import AdaccCallback`, and pass callbacks=[AdaccCallback()] to the Trainer"
+    + _LAUNCH.format("deepspeed")
+)
+_ENTRIES = {  # what makes the engine, by package: a pattern of its name, and what to do in a script that calls it
+    "deepspeed": ("initialize", _ENABLE),
+    "transformers": ("*Trainer", _CALLBACK),
+    "trl": ("*Trainer", _CALLBACK),
+    "lightning": ("Trainer", _ON_FIT_START),
+    "pytorch_lightning": ("Trainer", _ON_FIT_START),
+    "accelerate": (
+        "Accelerator",
         "call ds_adacc.attach(model) with the model that accelerator.prepare returns"
         + _LAUNCH.format("accelerate launch"),
     ),
@@ -53,10 +61,9 @@ def check_script(path: str) -> str:
             f"{path} uses ds_adacc itself as a value in line {line}, so only a run shows whether that enables it. Then "
             "the log says how many blocks were found"
         )
-    imported = {package for _, (package, *_), _ in _imports(tree)}
-    for line, name in _calls(tree):
-        package, remedy = _ENTRIES.get(name, ("", ""))
-        if package in imported:
+    for line, package, name in _calls(tree):
+        pattern, remedy = _ENTRIES.get(package, (None, ""))
+        if pattern is not None and fnmatchcase(name, pattern):
             raise Absent(
                 f"{path} calls {package}'s {name} in line {line}, and nothing that enables ds_adacc: the section does "
                 "nothing",
@@ -66,20 +73,30 @@ def check_script(path: str) -> str:
     raise Absent(f"{path} {what}, so the section does nothing, unless another module enables it", _ENABLE)
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[int, list[str], str]]:
-    """Of each import the line, the names that lead to what is imported, and what the script calls a whole module."""
+class _Import(NamedTuple):
+    """`path`: the names that lead to what is imported. `name`: what the script calls it, or for `import a.b`, a."""
+
+    line: int
+    path: list[str]
+    name: str
+    is_module: bool
+
+
+def _imports(tree: ast.AST) -> Iterator[_Import]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 path = alias.name.split(".")
-                yield node.lineno, path, alias.asname or path[0]
+                yield _Import(node.lineno, path, alias.asname or path[0], True)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield from ((node.lineno, [*node.module.split("."), alias.name], "") for alias in node.names)
+            for alias in node.names:
+                path = [*node.module.split("."), alias.name]
+                yield _Import(node.lineno, path, alias.asname or alias.name, False)
 
 
 def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """The line and the name of each thing of ds_adacc that the script imports, or has by `ds_adacc.name`."""
-    for line, (package, *names), _ in _imports(tree):
+    for line, (package, *names), _, _ in _imports(tree):
         if package == "ds_adacc":
             yield line, names[0] if names else ""
     bound = _names(tree)
@@ -90,7 +107,7 @@ def _uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def _names(tree: ast.AST) -> set[str]:
     """What the script calls the package ds_adacc, or a module of it."""
-    return {name for _, (package, *_), name in _imports(tree) if package == "ds_adacc" and name}
+    return {each.name for each in _imports(tree) if each.path[0] == "ds_adacc" and each.is_module}
 
 
 def _passed_on(tree: ast.AST) -> int | None:
@@ -100,11 +117,25 @@ def _passed_on(tree: ast.AST) -> int | None:
     return min((n.lineno for n in reads if n.id in bound and id(n) not in looked_up), default=None)
 
 
-def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The line of each call, and the last part of the name that it calls."""
+def _calls(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """Of each call the line, the package that what it calls comes from, and its name there.
+
+    The package is "" if that is not known. A class of the script counts as the one that it inherits from.
+    """
+    origins = {each.name: (each.path[0], each.path[-1]) for each in _imports(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.bases:
+            origins[node.name] = _origin(node.bases[0], origins)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute):
-                yield node.lineno, node.func.attr
-            elif isinstance(node.func, ast.Name):
-                yield node.lineno, node.func.id
+            yield node.lineno, *_origin(node.func, origins)
+
+
+def _origin(node: ast.expr, origins: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    """The package and the name there of what an expression names; `origins` has those of the script's own names."""
+    if isinstance(node, ast.Name):
+        return origins.get(node.id, ("", node.id))
+    if isinstance(node, ast.Attribute):
+        package, _ = _origin(node.value, origins)
+        return package, node.attr
+    return "", ""

@@ -63,7 +63,10 @@ def _class_names(value: Any) -> list[str]:
     if isinstance(value, type):
         return [value.__name__]
     names = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else []
-    names = [name.rpartition(".")[2] for name in names]
+    paths = [name.rpartition(".") for name in names]
+    if any(outer and not last[:1].isupper() for outer, _, last in paths):  # "model.layers": of a module, not a class
+        return []
+    names = [last for _, _, last in paths]
     return names if all(map(str.isidentifier, names)) else []
 
 

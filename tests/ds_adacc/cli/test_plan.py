@@ -315,7 +315,7 @@ def test_lengths_that_differ_are_not_estimated_from(config, said):
     code, out, _ = said("plan", config(codecs="none"), "factories:any_length", "--batch", "2", "4")
     assert code == 0
     assert "the input of a block takes 4.00 KiB at micro-batch 2 and 6.50 KiB at 4,\n" in out
-    assert "which is not in proportion; the factory should return sequences of one length\n" in out
+    assert "which is not in proportion; your function must return sequences of one length\n" in out
 
 
 class Terminal(io.StringIO):

@@ -9,6 +9,10 @@ PLAIN = "import torch\nimport deepspeed\n\nengine, *_ = deepspeed.initialize(mod
 FROM = "from deepspeed import initialize\nengine, *_ = initialize(model=model)\n"
 ACCELERATE = "from accelerate import Accelerator\naccelerator = Accelerator()\n"
 TRAINER = "from transformers import Trainer\nTrainer(model, arguments).train()\n"
+TRL = "from trl import DPOTrainer\nDPOTrainer(model).train()\n"
+OTHER_NAME = "from transformers import Trainer as Base\nBase(model).train()\n"
+SUBCLASS = "import transformers\nclass Mine(transformers.Trainer):\n    pass\nMine(model).train()\n"
+LIGHTNING = "import lightning.pytorch as pl\npl.Trainer(strategy='deepspeed').fit(model)\n"
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +34,10 @@ def looked(document, tmp_path, config, script):
         (PLAIN, "deepspeed's initialize", 4, "call ds_adacc.initialize"),
         (FROM, "deepspeed's initialize", 2, "call ds_adacc.initialize"),
         (TRAINER, "transformers's Trainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (TRL, "trl's DPOTrainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (OTHER_NAME, "transformers's Trainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (SUBCLASS, "transformers's Trainer", 4, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (LIGHTNING, "lightning's Trainer", 2, "call ds_adacc.attach(trainer.strategy.model) in the on_fit_start "),
         (ACCELERATE, "accelerate's Accelerator", 2, "call ds_adacc.attach(model)"),
         (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4, "call ds_adacc.initialize"),
     ],
@@ -87,6 +95,12 @@ def test_a_script_that_may_enable_it(document, said, tmp_path, use, line):
     code, out, _ = said("doctor", "--script", str(path))
     assert code == 0
     assert "  script  ?      required  cannot tell: " in out and out.endswith("\nds_adacc can run here\n")
+
+
+def test_a_function_of_the_script_is_not_taken_for_deepspeeds(document, tmp_path):
+    script = "import deepspeed\nfrom setup import engine\ndef initialize(): ...\ninitialize()()\n"
+    _, found = looked(document, tmp_path, SECTION, script)
+    assert "train.py does not import ds_adacc, so the section does nothing, unless" in found["script"]["detail"]
 
 
 def test_a_script_that_imports_it_for_something_else(document, tmp_path):

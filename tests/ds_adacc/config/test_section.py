@@ -271,6 +271,8 @@ def test_a_section_that_is_a_switch_is_told_to_say_the_same(switch):
         ("Block,Attention", "did you mean ['Block', 'Attention']?"),
         ("Block Attention", "did you mean ['Block', 'Attention']?"),
         ("model.layers.Block", "did you mean ['Block']?"),
+        ("model.layers", "must be 'auto' or a list of module class names, such as 'LlamaDecoderLayer'"),
+        (["model.layers"], "must be the name of a class, such as 'LlamaDecoderLayer'"),
         ("*Block", "must be 'auto' or a list of module class names, such as 'LlamaDecoderLayer'"),
         ([str], "must be the name of a class; did you mean 'str'?"),
         (str, "must be 'auto' or a list of module class names; did you mean ['str']?"),
