@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from ds_adacc import planner
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
@@ -262,8 +264,12 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
 def _require_grad(recording: Recording) -> set[int]:
     required = {value.index for value in recording.inputs if value.requires_grad}
     for op in recording.ops:
-        references = list(op.references)
+        references = [] if op.detached else list(op.references)
         if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):
             made = [recording.values[index] for index in _returned(op) if index is not None]
-            required.update(v.index for v in made if v.geometry.dtype.is_floating_point and v.role != "statistic")
+            required.update(v.index for v in made if _has_gradient(v.geometry.dtype) and v.role != "statistic")
     return required
+
+
+def _has_gradient(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

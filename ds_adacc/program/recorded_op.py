@@ -55,7 +55,8 @@ class RecordedOp:
     `refusal`: why it is never replayed; None if it may be. `draw`: the random numbers that it draws.
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule R4). All are replayed together. The values after the write are the last of `outputs`.
-    `python_reads`: what its kernel reads besides its arguments, if that is Python.
+    `python_reads`: what its kernel reads besides its arguments, if that is Python. `detached`: no gradient passes
+    through it, since it ran under `torch.no_grad`, or read only tensors that require none.
     """
 
     index: int
@@ -68,6 +69,7 @@ class RecordedOp:
     bases: tuple[RecordedOp, ...] = ()
     written: tuple[int, ...] = ()
     python_reads: PythonReads | None = field(default=None, repr=False)
+    detached: bool = False
 
     @property
     def name(self) -> str:

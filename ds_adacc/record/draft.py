@@ -200,6 +200,7 @@ class Draft:
             bases=tuple(bases.values()),
             written=tuple(bases),
             python_reads=ran.python_reads,
+            detached=ran.detached,
         )
 
     def _append(self, op: RecordedOp) -> RecordedOp:

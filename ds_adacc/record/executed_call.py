@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.python_reads import PythonReads
 
 
@@ -18,7 +19,7 @@ class ExecutedCall:
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
     generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
     data. `handed_on`: the numbers of the outputs that are generators' states (Rule R16). `python_reads`: what its
-    kernel has read besides its arguments, if that is Python.
+    kernel has read besides its arguments, if that is Python. `detached`: as of `RecordedOp`.
     """
 
     func: Callable[..., Any]
@@ -33,3 +34,16 @@ class ExecutedCall:
     saved: int = 0
     handed_on: frozenset[int] = frozenset()
     python_reads: PythonReads | None = None
+    detached: bool = False
+
+
+def is_detached(given: Any, written: Sequence[torch.Tensor]) -> bool:
+    """Whether no gradient passes through a call of the dispatcher's that now runs with these arguments.
+
+    Under `torch.no_grad` none does, unless the call writes to a tensor that has one all the same. What runs in the
+    forward of an `autograd.Function` cannot tell: its backward is the program's own.
+    """
+    if not torch._C._is_fwd_grad_enabled():  # torch.no_grad leaves that on
+        return False
+    tensors = tensors_in(given) if torch.is_grad_enabled() else written
+    return not any(tensor.requires_grad for tensor in tensors)

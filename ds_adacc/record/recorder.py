@@ -36,7 +36,7 @@ from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
-from ds_adacc.record.executed_call import ExecutedCall
+from ds_adacc.record.executed_call import ExecutedCall, is_detached
 from ds_adacc.record.frames import may_catch_errors, run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept_by_program import kept_by_arguments, kept_by_context
@@ -114,7 +114,9 @@ class Recorder(BesideCompiled):
             kernel, self._kernel = self._kernel, None
         if self.failure is None:
             with self._noting():
-                self._note(self._ran(func, encoded, (args, kwargs), result, states, kernel))
+                ran = self._ran(func, encoded, (args, kwargs), result, states, kernel)
+                ran.detached = is_detached(ran.given, ran.written)
+                self._note(ran)
         return result
 
     def _run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

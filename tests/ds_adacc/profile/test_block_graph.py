@@ -82,6 +82,26 @@ def saved_by_the_operator_before(x):
     return (mask + x * 1.0).sigmoid() - wave
 
 
+def turned(x):
+    """Complex numbers get gradients, too."""
+    numbers = torch.view_as_complex(x.sin().unflatten(-1, (-1, 2))) * (0.6 + 0.8j)
+    return torch.view_as_real(numbers.exp()).flatten(-2).sin()
+
+
+def estimated(x):
+    """What runs without gradients gets none."""
+    y = x.sin()
+    with torch.no_grad():
+        level = (torch.cat([y] * 8).abs() + 1.0).sqrt().mean(0)
+    return y.exp() * level
+
+
+def detached(x):
+    y = x.sin()
+    level = (torch.cat([y.detach()] * 8).abs() + 1.0).sqrt().mean(0)
+    return y.exp() * level
+
+
 BLOCKS = [
     one_residual,
     two_residuals,
@@ -94,6 +114,9 @@ BLOCKS = [
     in_place,
     rotated,
     rotated_twice,
+    turned,
+    estimated,
+    detached,
 ]
 
 
@@ -148,6 +171,40 @@ class Saving(torch.autograd.Function):
 class SavingBlock(nn.Module):
     def forward(self, x):
         return Saving.apply(x)
+
+
+class Local(nn.Module):
+    """Each call makes a Function of its own, so its operators are recorded one by one."""
+
+    def forward(self, x):
+        class Doubled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                self.times = 1
+                return x.exp() * 2.0
+
+            @staticmethod
+            def backward(ctx, grad):
+                return grad
+
+        return Doubled.apply(x)
+
+
+def test_operators_within_the_forward_of_a_function_may_hand_on_gradients():
+    recording = record(Local(), (torch.randn(4, 8, requires_grad=True),), {})
+    assert [op.short_name for op in recording.ops] == ["exp", "mul"]
+    assert not any(op.detached for op in recording.ops)
+
+
+def test_a_write_without_gradients_leaves_those_of_the_tensor():
+    def clamped(x):
+        y = x.sin()
+        with torch.no_grad():
+            y.clamp_(-0.5, 0.5)
+        return y.exp()
+
+    recording = record(clamped, (torch.randn(4, 8, requires_grad=True),), {})
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
 
 
 def compiled():
