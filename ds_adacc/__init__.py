@@ -19,6 +19,7 @@ __all__ = ["__version__", "attach", "checkpointing", "initialize", "register_fun
 
 _HOMES = {
     "attach": "ds_adacc.engine.api",
+    "checkpointing": "ds_adacc.checkpointing",
     "initialize": "ds_adacc.engine.api",
     "register_function": "ds_adacc.program.registration",
 }
@@ -26,8 +27,11 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """What is here is imported when used: the planner, which shares this package, needs neither torch nor DeepSpeed."""
-    if name == "checkpointing":
-        return importlib.import_module("ds_adacc.checkpointing")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(_HOMES[name])
+    except (ImportError, AttributeError) as error:  # of an older DeepSpeed, say, which lacks a module
+        hint = "`ds_adacc doctor` tells which package is missing, or of a version that does not do"
+        raise ImportError(f"ds_adacc.{name} cannot be imported: {type(error).__name__}: {error}. {hint}") from error
+    return module if name == "checkpointing" else getattr(module, name)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import ds_adacc
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -42,6 +44,24 @@ def test_without_a_home_folder_it_is_told_what_to_set():
     homeless = "import pathlib\ndef home():\n    raise RuntimeError('No home.')\npathlib.Path.home = home\n"
     told = subprocess.run([sys.executable, "-c", homeless + "import ds_adacc.planner"], capture_output=True, text=True)
     assert told.stderr.endswith("python-mip, the solver, cannot be imported: No home. Set HOME to a folder\n")
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'deepspeed.x'"), AttributeError("no attribute")]
+)
+@pytest.mark.parametrize("name", ["initialize", "checkpointing"])
+def test_a_package_of_another_version_is_told_how_to_be_found(monkeypatch, error, name):
+    """As an older DeepSpeed fails, which lacks a module: that alone does not tell what to do."""
+
+    def fail(_):
+        raise error
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    with pytest.raises(ImportError) as raised:
+        ds_adacc.__getattr__(name)
+    hint = "`ds_adacc doctor` tells which package is missing, or of a version that does not do"
+    assert str(raised.value) == f"ds_adacc.{name} cannot be imported: {type(error).__name__}: {error}. {hint}"
+    assert raised.value.__cause__ is error
 
 
 def test_doctor_itself_needs_no_package_that_it_looks_for():
