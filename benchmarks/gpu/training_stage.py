@@ -41,6 +41,7 @@ REHEARSED = {
         "ours default, 0.4, offload",
         "compiled",
         "compiled, full",
+        "compiled, ours 1.0",
         "compiled, 0.5, ours default, in the peak of compiled, full",
     ),
     "LLaMA": (NONE, EVERYTHING),
