@@ -13,7 +13,7 @@ from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
 from ds_adacc.log import get_logger
-from ds_adacc.runtime.find_blocks import none_ran
+from ds_adacc.runtime.find_blocks import no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
 from ds_adacc.steps.step_controller import StepController
@@ -22,7 +22,7 @@ _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes fo
 
 
 class Adacc:
-    """The section in force, the blocks by name, the runtime that runs them, and its results.
+    """The section in force, the blocks by their names in the model, the runtime that runs them, and its results.
 
     `observed_held_bytes` is the bytes that the blocks' saved tensors took when backward began, in the first step under
     the plan in force. `planned_held_bytes` is the plan's prediction of it. Both are None before that step has ended.
@@ -36,14 +36,17 @@ class Adacc:
         runtime: Runtime,
         blocks: Mapping[str, nn.Module] | None = None,
         compact: Compact | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         self.config = config
         self.runtime = runtime
         self.compact = compact
         self.blocks = dict(blocks or {})
         self.is_stepping = False
+        self._model = model
         self._has_served = False
         self._has_warned = False
+        self._has_told_of_replaced = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
 
@@ -79,6 +82,7 @@ class Adacc:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_stepped = True
         self._has_served = self._has_served or self.controller.ranks.any(self.runtime.calls > 0)
+        self._tell_of_replaced()
         if self._has_served:
             try:
                 self.controller.end_step()
@@ -90,6 +94,20 @@ class Adacc:
         elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # a fallback has its own warning
             self._has_warned = True
             self._warn_of_no_calls()
+
+    def _tell_of_replaced(self) -> None:
+        if self._model is None or self._has_told_of_replaced:
+            return
+        names = no_longer_in(self._model, self.blocks)
+        if names:
+            self._has_told_of_replaced = True
+            get_logger().warning(
+                "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place run as "
+                "without ds_adacc, outside of memory_budget. Change the model before its engine is made",
+                len(names),
+                len(self.blocks),
+                names[0],
+            )
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):

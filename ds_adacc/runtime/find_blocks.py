@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -56,6 +56,16 @@ def none_ran(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"the only block found, {names[0]}, never ran"
     return f"none of the {len(names)} blocks found (the first: {names[0]}) ran"
+
+
+def no_longer_in(model: nn.Module, blocks: Mapping[str, nn.Module]) -> list[str]:
+    """The names of those blocks that are no modules of the model any more."""
+    try:
+        moved = {name: block for name, block in blocks.items() if model.get_submodule(name) is not block}
+    except AttributeError:  # the model has no module of such a name now
+        moved = dict(blocks)
+    present = set(model.modules()) if moved else set()  # all of them, which takes longer: others may lie around a block
+    return [name for name, block in moved.items() if block not in present]
 
 
 def _hint(name: str, classes: Collection[str], layers: Collection[str]) -> str:
