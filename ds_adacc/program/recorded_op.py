@@ -56,7 +56,8 @@ class RecordedOp:
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule R4). All are replayed together. The values after the write are the last of `outputs`.
     `python_reads`: what its kernel reads besides its arguments, if that is Python. `detached`: no gradient passes
-    through it, since it ran under `torch.no_grad`, or read only tensors that require none.
+    through it, since it ran under `torch.no_grad`, or read only tensors that require none. If it writes to a value
+    that has a gradient, that gradient stays.
     """
 
     index: int

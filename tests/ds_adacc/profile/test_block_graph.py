@@ -102,6 +102,29 @@ def detached(x):
     return y.exp() * level
 
 
+def watched(x):
+    """A look at a value, without gradients, does not keep the value's gradient longer."""
+    y = x.sin()
+    wide = torch.cat([y.exp()] * 4).exp().cos()
+    with torch.no_grad():
+        level = y.abs().mean()
+    return wide[:4] * level
+
+
+def written_as_data(x):
+    """A write past autograd leaves the gradients of what it writes to."""
+    y = x.sin()
+    y.data.clamp_(-0.5, 0.5)
+    return (y.exp() + 1.0).sin().exp()
+
+
+def written_as_data_once_read(x):
+    y = x.sin()
+    wave = y + x
+    y.detach().mul_(2.0)
+    return (y.exp() + 1.0).sin().exp() * wave
+
+
 BLOCKS = [
     one_residual,
     two_residuals,
@@ -117,6 +140,9 @@ BLOCKS = [
     turned,
     estimated,
     detached,
+    watched,
+    written_as_data,
+    written_as_data_once_read,
 ]
 
 
@@ -194,6 +220,17 @@ def test_operators_within_the_forward_of_a_function_may_hand_on_gradients():
     recording = record(Local(), (torch.randn(4, 8, requires_grad=True),), {})
     assert [op.short_name for op in recording.ops] == ["exp", "mul"]
     assert not any(op.detached for op in recording.ops)
+
+
+def test_no_gradient_passes_through_a_function_without_gradients():
+    def block(x):
+        with torch.no_grad():
+            level = Saving.apply(x)
+        return x.exp() * level
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [(op.short_name, op.detached) for op in recording.ops] == [("Saving", True), ("exp", False), ("mul", False)]
+    assert GradientLifetimes(recording).required == {0, *recording.ops[1].outputs, *recording.ops[2].outputs}
 
 
 def test_a_write_without_gradients_leaves_those_of_the_tensor():
