@@ -14,6 +14,7 @@ from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
+from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
 from ds_adacc.program.schema import written_values
 
 _SUMS = ("add", "add_", "sub", "sub_")
@@ -274,8 +275,9 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
 def _require_grad(recording: Recording) -> set[int]:
     required = {value.index for value in recording.inputs if value.requires_grad}
     for op in recording.ops:
-        parameters = not op.detached and any(isinstance(ref, ParameterRef) for ref in op.references)
-        if parameters or not required.isdisjoint(_gets(op)):
+        # Of some operators it is not recorded what they read (`Draft.arguments`).
+        may_pass = op.refusal in (OPAQUE, COLLECTIVE) or any(isinstance(r, ParameterRef) for r in op.references)
+        if (may_pass and not op.detached) or not required.isdisjoint(_gets(op)):
             made = [recording.values[index] for index in _returned(op) if index is not None]
             required.update(v.index for v in made if _has_gradient(v.geometry.dtype) and v.role != "statistic")
     return required

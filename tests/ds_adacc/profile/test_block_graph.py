@@ -244,6 +244,21 @@ def test_a_write_without_gradients_leaves_those_of_the_tensor():
     assert GradientLifetimes(recording).required == {value.index for value in recording.values}
 
 
+def test_gradients_pass_through_an_operator_whose_arguments_are_not_recorded():
+    def block(x):
+        sent = torch.ops._c10d_functional_autograd.all_to_all_single(x.sin(), [4], [4], group)
+        return torch.ops._c10d_functional.wait_tensor(sent).exp().sin()
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD.group_name
+        recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [op.short_name for op in recording.ops] == ["sin", "all_to_all_single", "exp", "sin"]
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
 def compiled():
     return torch.compile(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)), backend="aot_eager")
 
