@@ -248,7 +248,7 @@ class Recorder(BesideCompiled):
             if self._has_collective:
                 running.refusal = COLLECTIVE
             ran = running.executed(results, written, self.draft.encode)
-            ran.detached = detached
+            ran.detached = detached and not written  # no schema tells which of its arguments keep a gradient
             op = self._note(ran)
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)

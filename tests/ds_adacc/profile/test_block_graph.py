@@ -233,6 +233,28 @@ def test_no_gradient_passes_through_a_function_without_gradients():
     assert GradientLifetimes(recording).required == {0, *recording.ops[1].outputs, *recording.ops[2].outputs}
 
 
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2.0
+
+
+def test_a_function_that_writes_without_gradients_leaves_those_of_the_tensor():
+    def block(x):
+        y = x.sin()
+        Doubling.apply(y.detach())
+        return y.exp()
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [op.short_name for op in recording.ops] == ["sin", "Doubling", "exp"]
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
 def test_a_write_without_gradients_leaves_those_of_the_tensor():
     def clamped(x):
         y = x.sin()
