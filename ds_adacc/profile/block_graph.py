@@ -250,7 +250,7 @@ def _born(value: RecordedValue) -> int:
 def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
     """Whether the step of `op` hands on the gradient that it gets to `value` as it is."""
     if op.detached:
-        return True
+        return len({*_gets(op)}) == 1  # of several it is not known which is which after the write
     if op.short_name not in _SUMS or dict(op.kwargs).get("alpha", 1) != 1 or op.outputs[-1] is None:
         return False
     terms = op.args[:1] if op.short_name.startswith("sub") else op.args[:2]

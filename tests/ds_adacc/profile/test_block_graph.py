@@ -266,6 +266,18 @@ def test_a_write_without_gradients_leaves_those_of_the_tensor():
     assert GradientLifetimes(recording).required == {value.index for value in recording.values}
 
 
+def test_two_values_that_one_operator_writes_to_have_two_gradients():
+    def block(x):
+        y, z = x.sin(), x.cos()
+        torch._foreach_mul_([y.data, z.data], 2.0)
+        return y.exp() * z.sin()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    recording = record(block, (x,), {})
+    assert [op.short_name for op in recording.ops[:3]] == ["sin", "cos", "_foreach_mul_"]
+    assert GradientLifetimes(recording).most(1, 0) == 3 * x.nbytes  # those of y, z and x
+
+
 def test_gradients_pass_through_an_operator_whose_arguments_are_not_recorded():
     def block(x):
         sent = torch.ops._c10d_functional_autograd.all_to_all_single(x.sin(), [4], [4], group)
