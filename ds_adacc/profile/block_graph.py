@@ -275,12 +275,19 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
 def _require_grad(recording: Recording) -> set[int]:
     required = {value.index for value in recording.inputs if value.requires_grad}
     for op in recording.ops:
-        # Of some operators it is not recorded what they read (`Draft.arguments`).
-        may_pass = op.refusal in (OPAQUE, COLLECTIVE) or any(isinstance(r, ParameterRef) for r in op.references)
-        if (may_pass and not op.detached) or not required.isdisjoint(_gets(op)):
+        if _has_gradients(op) or not required.isdisjoint(_gets(op)):
             made = [recording.values[index] for index in _returned(op) if index is not None]
             required.update(v.index for v in made if _has_gradient(v.geometry.dtype) and v.role != "statistic")
     return required
+
+
+def _has_gradients(op: RecordedOp) -> bool:
+    """Whether what `op` makes has a gradient, whichever values it reads."""
+    if op.detached:
+        return False
+    # Of a collective, or a higher-order operator, it is not recorded what it reads (`Draft.arguments`).
+    is_seen = op.detached is None or op.refusal in (OPAQUE, COLLECTIVE)
+    return is_seen or any(isinstance(ref, ParameterRef) for ref in op.references)
 
 
 def _has_gradient(dtype: torch.dtype) -> bool:

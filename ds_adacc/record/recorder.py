@@ -116,6 +116,8 @@ class Recorder(BesideCompiled):
             with self._noting():
                 ran = self._ran(func, encoded, (args, kwargs), result, states, kernel)
                 ran.detached = is_detached(tensors_in(ran.given))
+                if not ran.detached:
+                    self.draft.note_gradients(tensors_in(ran.given))
                 self._note(ran)
         return result
 
@@ -236,6 +238,7 @@ class Recorder(BesideCompiled):
         results = as_tuple(result)
         detached = is_detached(tensors_in(results))
         with self._noting(), torch.no_grad():
+            self.draft.note_gradients(tensors_in(running.args))
             written = running.finish(results)
             if raised:
                 running.refuse("it has raised an error")

@@ -266,6 +266,19 @@ def test_a_write_without_gradients_leaves_those_of_the_tensor():
     assert GradientLifetimes(recording).required == {value.index for value in recording.values}
 
 
+def test_what_has_a_gradient_was_made_by_an_operator_that_passes_it_on():
+    """As operators in the forward of a Function in C++ do, though gradients are off there as under torch.no_grad."""
+
+    def block(x):
+        y = x.sin()
+        y.data = y.data * 2.0
+        return y.exp() + 1.0
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [op.short_name for op in recording.ops] == ["sin", "mul", "exp", "add"]
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
 def test_two_values_that_one_operator_writes_to_have_two_gradients():
     def block(x):
         y, z = x.sin(), x.cos()
