@@ -32,6 +32,6 @@ def __getattr__(name: str) -> Any:
     try:
         module = importlib.import_module(_HOMES[name])
     except (ImportError, AttributeError) as error:  # of an older DeepSpeed, say, which lacks a module
-        hint = "`ds_adacc doctor` tells which package is missing, or of a version that does not do"
+        hint = "`ds_adacc doctor` tells which package is missing, or has the wrong version"
         raise ImportError(f"ds_adacc.{name} cannot be imported: {type(error).__name__}: {error}. {hint}") from error
     return module if name == "checkpointing" else getattr(module, name)

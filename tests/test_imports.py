@@ -59,7 +59,7 @@ def test_a_package_of_another_version_is_told_how_to_be_found(monkeypatch, error
     monkeypatch.setattr("importlib.import_module", fail)
     with pytest.raises(ImportError) as raised:
         ds_adacc.__getattr__(name)
-    hint = "`ds_adacc doctor` tells which package is missing, or of a version that does not do"
+    hint = "`ds_adacc doctor` tells which package is missing, or has the wrong version"
     assert str(raised.value) == f"ds_adacc.{name} cannot be imported: {type(error).__name__}: {error}. {hint}"
     assert raised.value.__cause__ is error
 

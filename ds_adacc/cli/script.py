@@ -120,12 +120,14 @@ def _passed_on(tree: ast.AST) -> int | None:
 def _calls(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Of each call the line, the package that what it calls comes from, and its name there.
 
-    The package is "" if that is not known. A class of the script counts as the one that it inherits from.
+    The package is "" if that is not known. A class of the script counts as the one that it inherits from, of
+    several the one that may make an engine.
     """
     origins = {each.name: (each.path[0], each.path[-1]) for each in _imports(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.bases:
-            origins[node.name] = _origin(node.bases[0], origins)
+            bases = [_origin(base, origins) for base in node.bases]
+            origins[node.name] = next((base for base in bases if base[0] in _ENTRIES), bases[0])
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield node.lineno, *_origin(node.func, origins)

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
+from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
+from ds_adacc.program.schema import written_values
 
 _SUMS = ("add", "add_", "sub", "sub_")
 
@@ -138,7 +140,7 @@ class GradientLifetimes:
         self.required = _require_grad(recording)
         self._readers: dict[int, list[RecordedOp]] = {}
         for op in recording.ops:
-            for index in op.reads:
+            for index in _gets(op):
                 self._readers.setdefault(index, []).append(op)
         self._handed_on: dict[int, int] = {}  # by value, the owner of the gradient that its last reader hands on
         self._find_handed_on()
@@ -146,7 +148,7 @@ class GradientLifetimes:
     @property
     def steps(self) -> list[int]:
         """The operators whose backward step makes a gradient. That of a sum only hands on the one that it gets."""
-        ops = (op for op in self.recording.ops if op.short_name not in _SUMS)
+        ops = (op for op in self.recording.ops if op.short_name not in _SUMS and not op.detached)
         return [op.index for op in ops if self.made(op) and self.required.intersection(op.outputs)]
 
     @property
@@ -167,6 +169,8 @@ class GradientLifetimes:
         if index == len(self.recording.ops):
             return total + workspace
         op = self.recording.ops[index]
+        if op.detached:
+            return total + workspace
         added = [value for value in op.reads if value in self.required and self._last_read(value) > index]
         # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that.
         shared = [value for value in added if owners[self._owner(value, index)] > 1]
@@ -211,7 +215,7 @@ class GradientLifetimes:
 
     def _find_handed_on(self) -> None:
         for op in reversed(self.recording.ops):
-            for index in op.reads:
+            for index in _gets(op):
                 if self._readers[index][-1] is op and _hands_on(op, index, self.recording):
                     given = op.outputs[-1]
                     assert given is not None  # else it would hand on nothing
@@ -245,12 +249,19 @@ def _born(value: RecordedValue) -> int:
 
 def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
     """Whether the step of `op` hands on the gradient that it gets to `value` as it is."""
+    if op.detached:
+        return len({*_gets(op)}) == 1  # of several it is not known which is which after the write
     if op.short_name not in _SUMS or dict(op.kwargs).get("alpha", 1) != 1 or op.outputs[-1] is None:
         return False
     terms = op.args[:1] if op.short_name.startswith("sub") else op.args[:2]
     made = recording.values[op.outputs[-1]].geometry
     given = [term.geometry for term in terms if isinstance(term, ValueRef) and term.index == value]
     return [(g.numel, g.dtype) for g in given] == [(made.numel, made.dtype)]
+
+
+def _gets(op: RecordedOp) -> Sequence[int]:
+    """The values that get a gradient from the step of `op`, if they have one. One written to past autograd keeps it."""
+    return written_values(op) if op.detached else op.reads
 
 
 def _returned(op: RecordedOp) -> tuple[int | None, ...]:
@@ -264,11 +275,19 @@ def _returned(op: RecordedOp) -> tuple[int | None, ...]:
 def _require_grad(recording: Recording) -> set[int]:
     required = {value.index for value in recording.inputs if value.requires_grad}
     for op in recording.ops:
-        references = [] if op.detached else list(op.references)
-        if any(not isinstance(ref, ValueRef) or ref.index in required for ref in references):
+        if _has_gradients(op) or not required.isdisjoint(_gets(op)):
             made = [recording.values[index] for index in _returned(op) if index is not None]
             required.update(v.index for v in made if _has_gradient(v.geometry.dtype) and v.role != "statistic")
     return required
+
+
+def _has_gradients(op: RecordedOp) -> bool:
+    """Whether what `op` makes has a gradient, whichever values it reads."""
+    if op.detached:
+        return False
+    # Of a collective, or a higher-order operator, it is not recorded what it reads (`Draft.arguments`).
+    is_seen = op.detached is None or op.refusal in (OPAQUE, COLLECTIVE)
+    return is_seen or any(isinstance(ref, ParameterRef) for ref in op.references)
 
 
 def _has_gradient(dtype: torch.dtype) -> bool:

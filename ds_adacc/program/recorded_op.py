@@ -56,7 +56,8 @@ class RecordedOp:
     `bases`: the operators that made the values `written`, to which this one writes in place before anyone has read them
     (Rule R4). All are replayed together. The values after the write are the last of `outputs`.
     `python_reads`: what its kernel reads besides its arguments, if that is Python. `detached`: no gradient passes
-    through it, since it ran under `torch.no_grad`, or read only tensors that require none.
+    through it, since it ran under `torch.no_grad`, or read only tensors that require none. If it writes to a value
+    that has a gradient, that gradient stays. None: it seemed so, but what it has made was seen to have a gradient.
     """
 
     index: int
@@ -69,7 +70,7 @@ class RecordedOp:
     bases: tuple[RecordedOp, ...] = ()
     written: tuple[int, ...] = ()
     python_reads: PythonReads | None = field(default=None, repr=False)
-    detached: bool = False
+    detached: bool | None = False
 
     @property
     def name(self) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import Constant, tensors_in
+from ds_adacc.program.arguments import Constant, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.recorded_op import RecordedOp
 
@@ -27,15 +27,22 @@ def written_tensors(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
     args, kwargs = given
     if getattr(func, "_schema", None) is None:
         return []
-    arguments = _arguments_of(func)
-    if arguments.are_written_by_name:
+    if _arguments_of(func).are_written_by_name:
         return list(tensors_in(args[0]))
-    written = []
-    for position, name in arguments.written:
+    return [item for item in _written(func, args, kwargs) if isinstance(item, torch.Tensor)]
+
+
+def written_values(op: RecordedOp) -> list[int]:
+    """The values that a recorded operator of torch writes to, by its schema."""
+    if getattr(op.func, "_schema", None) is None:
+        return []
+    return [item.index for item in _written(op.func, op.args, dict(op.kwargs)) if isinstance(item, ValueRef)]
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    for position, name in _arguments_of(func).written:
         value = args[position] if position < len(args) else kwargs.get(name)
-        items = value if isinstance(value, tuple | list) else (value,)
-        written.extend(item for item in items if isinstance(item, torch.Tensor))
-    return written
+        yield from value if isinstance(value, tuple | list) else (value,)
 
 
 def keeps_memory(func: Any, args: tuple[Any, ...]) -> bool:

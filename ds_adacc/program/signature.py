@@ -199,9 +199,9 @@ def apart(signature: Signature) -> tuple[Hashable, tuple[int, ...]]:
 def differ_in_sizes(one: Signature, other: Signature) -> bool:
     """Whether two calls' signatures differ in nothing but sizes and strides, and do differ in sizes.
 
-    Such calls may run one program at two sizes (`symbolic_program.py`). Whether strides are as predicted is checked
-    with the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments, not by
-    itself.
+    Such calls may run one program at two sizes (`sizes/symbolic_program.py`). Whether strides are as predicted is
+    checked with the tensors at hand. A tensor inside an object, as in a cache of keys, may change with the arguments,
+    not by itself.
     """
     mine, its = one.sizes, other.sizes
     if mine == its:

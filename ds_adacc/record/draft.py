@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef, tensors_in
-from ds_adacc.program.geometry import Geometry, storage_of
+from ds_adacc.program.geometry import Geometry, storage_of, why_not_plain
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
@@ -27,7 +27,15 @@ from ds_adacc.program.refusals import (
     UNSEEN,
     refusal_of,
 )
-from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_constants, with_dtype, without_statistics
+from ds_adacc.program.schema import (
+    MASKS,
+    by_look,
+    updated_statistics,
+    with_constants,
+    with_dtype,
+    without_statistics,
+    written_values,
+)
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
 from ds_adacc.record.draws import Draws
@@ -202,6 +210,17 @@ class Draft:
             python_reads=ran.python_reads,
             detached=ran.detached,
         )
+
+    def note_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note which of these have a gradient. So the operators that have made them are not detached.
+
+        They seemed so in the forward of a Function in C++, where gradients are off, and before `.data` was assigned.
+        """
+        given = (each for each in tensors if each.requires_grad and why_not_plain(each) is None)
+        for index in {index for tensor in given for index in self.known.in_storage(tensor)}:
+            producer = self.known.values[index].producer
+            if producer is not None and self._ops[producer].detached and not written_values(self._ops[producer]):
+                self._ops[producer] = replace(self._ops[producer], detached=None)
 
     def _append(self, op: RecordedOp) -> RecordedOp:
         self.labels.note()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.python_reads import PythonReads
 
 
@@ -37,13 +36,12 @@ class ExecutedCall:
     detached: bool = False
 
 
-def is_detached(given: Any, written: Sequence[torch.Tensor]) -> bool:
-    """Whether no gradient passes through a call of the dispatcher's that now runs with these arguments.
+def is_detached(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether no gradient passes through a call that runs now.
 
-    Under `torch.no_grad` none does, unless the call writes to a tensor that has one all the same. What runs in the
-    forward of an `autograd.Function` cannot tell: its backward is the program's own.
+    `tensors`: all arguments of a call of the dispatcher's, or all results of a Function. What runs in the forward of an
+    `autograd.Function` cannot tell: its backward is the program's own.
     """
     if not torch._C._is_fwd_grad_enabled():  # torch.no_grad leaves that on
         return False
-    tensors = tensors_in(given) if torch.is_grad_enabled() else written
-    return not any(tensor.requires_grad for tensor in tensors)
+    return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)

@@ -115,7 +115,9 @@ class Recorder(BesideCompiled):
         if self.failure is None:
             with self._noting():
                 ran = self._ran(func, encoded, (args, kwargs), result, states, kernel)
-                ran.detached = is_detached(ran.given, ran.written)
+                ran.detached = is_detached(tensors_in(ran.given))
+                if not ran.detached:
+                    self.draft.note_gradients(tensors_in(ran.given))
                 self._note(ran)
         return result
 
@@ -233,8 +235,10 @@ class Recorder(BesideCompiled):
         assert running is not None
         if self.failure is not None:
             return
+        results = as_tuple(result)
+        detached = is_detached(tensors_in(results))
         with self._noting(), torch.no_grad():
-            results = as_tuple(result)
+            self.draft.note_gradients(tensors_in(running.args))
             written = running.finish(results)
             if raised:
                 running.refuse("it has raised an error")
@@ -246,7 +250,9 @@ class Recorder(BesideCompiled):
                 self.note_read()
             if self._has_collective:
                 running.refusal = COLLECTIVE
-            op = self._note(running.executed(results, written, self.draft.encode))
+            ran = running.executed(results, written, self.draft.encode)
+            ran.detached = detached and not written  # no schema tells which of its arguments keep a gradient
+            op = self._note(ran)
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)
             if not raised and is_graph(running.cls):

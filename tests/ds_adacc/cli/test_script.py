@@ -12,6 +12,7 @@ TRAINER = "from transformers import Trainer\nTrainer(model, arguments).train()\n
 TRL = "from trl import DPOTrainer\nDPOTrainer(model).train()\n"
 OTHER_NAME = "from transformers import Trainer as Base\nBase(model).train()\n"
 SUBCLASS = "import transformers\nclass Mine(transformers.Trainer):\n    pass\nMine(model).train()\n"
+MIXIN = "import transformers as t\nfrom my import Loud\nclass Mine(Loud, t.Trainer):\n    pass\nMine(model).train()\n"
 LIGHTNING = "import lightning.pytorch as pl\npl.Trainer(strategy='deepspeed').fit(model)\n"
 
 
@@ -37,6 +38,7 @@ def looked(document, tmp_path, config, script):
         (TRL, "trl's DPOTrainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (OTHER_NAME, "transformers's Trainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (SUBCLASS, "transformers's Trainer", 4, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (MIXIN, "transformers's Trainer", 5, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (LIGHTNING, "lightning's Trainer", 2, "call ds_adacc.attach(trainer.strategy.model) in the on_fit_start "),
         (ACCELERATE, "accelerate's Accelerator", 2, "call ds_adacc.attach(model)"),
         (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4, "call ds_adacc.initialize"),

@@ -102,6 +102,29 @@ def detached(x):
     return y.exp() * level
 
 
+def watched(x):
+    """A look at a value, without gradients, does not keep the value's gradient longer."""
+    y = x.sin()
+    wide = torch.cat([y.exp()] * 4).exp().cos()
+    with torch.no_grad():
+        level = y.abs().mean()
+    return wide[:4] * level
+
+
+def written_as_data(x):
+    """A write past autograd leaves the gradients of what it writes to."""
+    y = x.sin()
+    y.data.clamp_(-0.5, 0.5)
+    return (y.exp() + 1.0).sin().exp()
+
+
+def written_as_data_once_read(x):
+    y = x.sin()
+    wave = y + x
+    y.detach().mul_(2.0)
+    return (y.exp() + 1.0).sin().exp() * wave
+
+
 BLOCKS = [
     one_residual,
     two_residuals,
@@ -117,6 +140,9 @@ BLOCKS = [
     turned,
     estimated,
     detached,
+    watched,
+    written_as_data,
+    written_as_data_once_read,
 ]
 
 
@@ -196,6 +222,39 @@ def test_operators_within_the_forward_of_a_function_may_hand_on_gradients():
     assert not any(op.detached for op in recording.ops)
 
 
+def test_no_gradient_passes_through_a_function_without_gradients():
+    def block(x):
+        with torch.no_grad():
+            level = Saving.apply(x)
+        return x.exp() * level
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [(op.short_name, op.detached) for op in recording.ops] == [("Saving", True), ("exp", False), ("mul", False)]
+    assert GradientLifetimes(recording).required == {0, *recording.ops[1].outputs, *recording.ops[2].outputs}
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2.0
+
+
+def test_a_function_that_writes_without_gradients_leaves_those_of_the_tensor():
+    def block(x):
+        y = x.sin()
+        Doubling.apply(y.detach())
+        return y.exp()
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [op.short_name for op in recording.ops] == ["sin", "Doubling", "exp"]
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
 def test_a_write_without_gradients_leaves_those_of_the_tensor():
     def clamped(x):
         y = x.sin()
@@ -204,6 +263,46 @@ def test_a_write_without_gradients_leaves_those_of_the_tensor():
         return y.exp()
 
     recording = record(clamped, (torch.randn(4, 8, requires_grad=True),), {})
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
+def test_what_has_a_gradient_was_made_by_an_operator_that_passes_it_on():
+    """As operators in the forward of a Function in C++ do, though gradients are off there as under torch.no_grad."""
+
+    def block(x):
+        y = x.sin()
+        y.data = y.data * 2.0
+        return y.exp() + 1.0
+
+    recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    assert [op.short_name for op in recording.ops] == ["sin", "mul", "exp", "add"]
+    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+
+
+def test_two_values_that_one_operator_writes_to_have_two_gradients():
+    def block(x):
+        y, z = x.sin(), x.cos()
+        torch._foreach_mul_([y.data, z.data], 2.0)
+        return y.exp() * z.sin()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    recording = record(block, (x,), {})
+    assert [op.short_name for op in recording.ops[:3]] == ["sin", "cos", "_foreach_mul_"]
+    assert GradientLifetimes(recording).most(1, 0) == 3 * x.nbytes  # those of y, z and x
+
+
+def test_gradients_pass_through_an_operator_whose_arguments_are_not_recorded():
+    def block(x):
+        sent = torch.ops._c10d_functional_autograd.all_to_all_single(x.sin(), [4], [4], group)
+        return torch.ops._c10d_functional.wait_tensor(sent).exp().sin()
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        group = torch.distributed.group.WORLD.group_name
+        recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [op.short_name for op in recording.ops] == ["sin", "all_to_all_single", "exp", "sin"]
     assert GradientLifetimes(recording).required == {value.index for value in recording.values}
 
 
