@@ -66,6 +66,7 @@ class Draft:
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
+        self._detached: set[int] = set()  # the operators that seem to be, and write nothing
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}
         self._compiled_from: int | None = None  # the first position that compiled code may have saved
@@ -216,15 +217,19 @@ class Draft:
 
         They seemed so in the forward of a Function in C++, where gradients are off, and before `.data` was assigned.
         """
+        if not self._detached:  # as in most blocks: nothing is looked up then
+            return
         given = (each for each in tensors if each.requires_grad and why_not_plain(each) is None)
-        for index in {index for tensor in given for index in self.known.in_storage(tensor)}:
-            producer = self.known.values[index].producer
-            if producer is not None and self._ops[producer].detached and not written_values(self._ops[producer]):
-                self._ops[producer] = replace(self._ops[producer], detached=None)
+        makers = {self.known.values[index].producer for tensor in given for index in self.known.in_storage(tensor)}
+        for index in self._detached.intersection(makers):
+            self._ops[index] = replace(self._ops[index], detached=None)
+            self._detached.discard(index)
 
     def _append(self, op: RecordedOp) -> RecordedOp:
         self.labels.note()
         self._ops.append(op)
+        if op.detached and not written_values(op):
+            self._detached.add(op.index)
         return op
 
     def refuse_last(self, reason: str) -> None:

@@ -115,9 +115,10 @@ class Recorder(BesideCompiled):
         if self.failure is None:
             with self._noting():
                 ran = self._ran(func, encoded, (args, kwargs), result, states, kernel)
-                ran.detached = is_detached(tensors_in(ran.given))
+                given = [*tensors_in(ran.given)]
+                ran.detached = is_detached(given)
                 if not ran.detached:
-                    self.draft.note_gradients(tensors_in(ran.given))
+                    self.draft.note_gradients(given)
                 self._note(ran)
         return result
 
