@@ -17,6 +17,7 @@ from ds_adacc import checkpointing
 from ds_adacc.checkpointing import checkpoint
 from ds_adacc.plan.budget_error import BudgetTooSmall
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.whole_blocks.costs import WholeCosts
 
 LOG = logging.getLogger("test")
 
@@ -83,7 +84,10 @@ def test_sizes_are_recorded_three_times_and_predicted_afterwards():
     assert runtime.recordings == LAYERS + 2, "at further sizes, one block is recorded"
 
 
-def test_blocks_that_differ_only_after_the_read_count_with_what_the_larger_takes():
+def test_blocks_that_differ_only_after_the_read_count_with_what_the_larger_takes(monkeypatch):
+    costs, cost = [], WholeCosts.of
+    monkeypatch.setattr(WholeCosts, "of", lambda recording: costs.append(cost(recording)) or costs[-1])
+
     class Repeating(Experts):
         def __init__(self):
             super().__init__()
@@ -95,12 +99,19 @@ def test_blocks_that_differ_only_after_the_read_count_with_what_the_larger_takes
             return x
 
     def graph(times):
+        costs.clear()
         runtime = configured(memory_budget=1.0)
         blocks = layers(Repeating)
         blocks[2].times = times  # neither the first nor the last to be recorded
         train(blocks, checkpoint)
         (known,) = runtime.agreement.known_types.values()
-        return known.profile.graph
+        found = known.profile.graph
+        (event,) = found.events
+        assert len(costs) == LAYERS
+        assert found.values[-1].nbytes == max(each.saved_bytes for each in costs)
+        assert event.gradient_bytes == max(each.backward for each in costs)
+        assert event.made_bytes == min(each.backward - each.arriving for each in costs)
+        return found
 
     few, many = graph(1), graph(5)
     assert many.values[-1].nbytes > 4 * few.values[-1].nbytes
