@@ -150,7 +150,12 @@ def test_tables_of_one_block_at_two_pairs_of_lengths_tell_which_is_which():
         runtime.checkpoint(block, x, text, torch.zeros(2, time, 7)).sum().backward()
     runtime.controller.decide([frozenset(runtime.agreement.known_types)], "both at once")
     met = decisions_here(runtime.controller.plan, runtime.agreement)
-    assert sorted(each.size for each in met.values()) == ["2x3x8 and 2x7x8", "2x5x8 and 2x7x8"]
+    lengths = {
+        name: known.recording.inputs[0].geometry.size[1] for name, known in runtime.agreement.known_types.items()
+    }
+    assert sorted(lengths.values()) == [3, 5]
+    assert [*met] == sorted(lengths)
+    assert {name: each.size for name, each in met.items()} == {n: f"2x{lengths[n]}x8 and 2x7x8" for n in lengths}
 
 
 def test_a_plan_for_some_block_types_is_new_only_if_theirs_change(log):
