@@ -136,17 +136,23 @@ def accelerate(stage, attach):
     return {"losses": losses, "plan": account(model)}
 
 
-def main(out):
+def trained(case, out):
+    """Without ds_adacc, and with it."""
+    match case:
+        case "attach", stage, *late:
+            return [attached(int(stage)), attached(int(stage), after=len(late))]
+        case "accelerate", stage:
+            return [accelerate(int(stage), attach) for attach in (False, True)]
+        case "trainer", stage, family:
+            return [trainer(int(stage), family, out, served) for served in (False, True)]
+
+
+def main(out, *run):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {"refusals": refusals()}
-    results["attach 1"] = [attached(1), attached(1, after=0)]
-    results["attach 3 late"] = [attached(3), attached(3, after=1)]
-    results["accelerate 3"] = [accelerate(3, attach) for attach in (False, True)]
-    for stage, family in ((0, "gpt2"), (2, "mixtral"), (3, "llama")):
-        results[f"trainer {stage} {family}"] = [trainer(stage, family, out, served) for served in (False, True)]
+    results = {"refusals": refusals()} | {case: trained(case.split(), out) for case in run}
     with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
         json.dump(results, file)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

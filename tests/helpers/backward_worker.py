@@ -15,7 +15,6 @@ from zero_cases import Case, ds_config
 
 import ds_adacc
 
-STAGES = (1, 2, 3)
 BUDGETS = {"plain": None, "replayed": 0.5, "retained": 1.0}
 STEPS = 5
 
@@ -103,11 +102,11 @@ def results(stage):
     return {**late, "by_engine": accumulate(stage, is_direct=False), "direct": accumulate(stage, is_direct=True)}
 
 
-def main(out):
+def main(out, *stages):
     deepspeed.init_distributed(dist_backend="gloo")
     with open(out, "w") as file:
-        json.dump({stage: results(stage) for stage in STAGES}, file)
+        json.dump({stage: results(int(stage)) for stage in stages}, file)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import sys
@@ -14,10 +13,7 @@ from torch import nn
 
 import ds_adacc
 
-CASES = [
-    f"{stage} {head} {overlap}"
-    for stage, head, overlap in itertools.product((1, 2, 3), ("lora", "frozen head", "no head"), ("alone", "overlap"))
-]
+STAGES, HEADS = (1, 2, 3), ("lora", "frozen head", "no head")
 STEPS, LAYERS, TIME, WIDTH = 3, 3, 128, 64
 
 
@@ -106,4 +102,4 @@ def main(out, cases):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], CASES)
+    main(sys.argv[1], sys.argv[2:])

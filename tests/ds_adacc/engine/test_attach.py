@@ -3,22 +3,23 @@
 import json
 
 import pytest
+from cases import cases_that_run, further
 from launch import HERE, by_launcher, on_ranks, told
 
 pytestmark = pytest.mark.ranks
 SCRIPT = HERE / "unaware.py"
 CASES = [
     *("attach 1", "attach 3 late", "accelerate 3"),
-    *("trainer 0 gpt2", "trainer 2 mixtral", "trainer 3 llama"),
+    *(further("trainer 0 gpt2"), "trainer 2 mixtral", "trainer 3 llama"),
 ]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("adopt")
-    outputs = on_ranks("adopt_worker.py", out)
+def ranks(request, tmp_path_factory):
+    out, run = tmp_path_factory.mktemp("adopt"), cases_that_run(request, "case")
+    outputs = on_ranks("adopt_worker.py", out, *run)
     taken = [line for line in outputs[0].splitlines() if "gradient checkpointing is turned off" in line]
-    assert len(taken) == sum(case.startswith("trainer") for case in CASES)
+    assert len(taken) == sum(case.startswith("trainer") for case in run)
     return told(out)
 
 
@@ -61,7 +62,7 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("by", LAUNCHERS)
+@pytest.mark.parametrize("by", ["deepspeed", further("accelerate")])
 def test_a_script_that_does_not_know_of_adacc(by, tmp_path):
     out = tmp_path / "seen.json"
     code, said = by_launcher(*LAUNCHERS[by], "--module", "ds_adacc.run", SCRIPT, by, out, folder=tmp_path)

@@ -3,22 +3,30 @@
 import json
 
 import pytest
-from bucket_worker import CASES
+from bucket_worker import HEADS, STAGES
 from launch import on_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("buckets") / "results.json"
-    on_ranks("bucket_worker.py", out, ranks=1, seconds=580)
+    run = [name_of(item.callspec.params) for item in request.session.items if item.path == request.path]
+    on_ranks("bucket_worker.py", out, *run, ranks=1, seconds=580)
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_observed_is_the_blocks_own(results, case):
-    found = results[case]
+def name_of(case):
+    return f"{case['stage']} {case['head']} {case['overlap']}"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("overlap", ["alone", "overlap"])
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_observed_is_the_blocks_own(results, stage, head, overlap):
+    found = results[name_of({"stage": stage, "head": head, "overlap": overlap})]
     assert (found["shortfalls"], found["warnings"]) == ([], [])
     assert found["observed"] == pytest.approx(found["planned"], rel=0.05)
     assert found["observed"] <= found["budget"]

@@ -5,6 +5,7 @@ import math
 import deepspeed
 import pytest
 import torch
+from cases import cases_that_run, further
 from compact_worker import EXACT, FROZEN, RANK, RESUMED, ROUNDED, SAVED_AFTER, STEPS, label, new_model
 from deepspeed.pipe import PipelineModule
 from launch import on_ranks, told
@@ -18,7 +19,7 @@ SECTION = {"adacc": {"compact": {}}}
 
 
 def by_name(cases):
-    return pytest.mark.parametrize("name", [label(case) for case in cases])
+    return pytest.mark.parametrize("name", [further(label(case)) if case.further else label(case) for case in cases])
 
 
 def stage_of(name):
@@ -26,9 +27,9 @@ def stage_of(name):
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory):
+def out(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("compact")
-    on_ranks("compact_worker.py", out, seconds=380)
+    on_ranks("compact_worker.py", out, *cases_that_run(request, "name"), seconds=380)
     return out
 
 

@@ -5,35 +5,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from backward_worker import STAGES, STEPS
+from backward_worker import STEPS
+from cases import cases_that_run, further
 from launch import on_ranks
 
 from ds_adacc.engine.engine_methods import patch_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.ranks
+by_stage = pytest.mark.parametrize("stage", ["1", further("2"), "3"])
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("backward") / "results.json"
-    on_ranks("backward_worker.py", out, ranks=1)
+    on_ranks("backward_worker.py", out, *cases_that_run(request, "stage"), ranks=1)
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+@by_stage
 def test_a_replay_with_weights_of_after_the_step_is_refused(results, stage):
     plain, replayed = results[stage]["plain"], results[stage]["replayed"]
     assert plain["said"] is None and replayed["losses"] == plain["losses"][:4]
     assert "has been changed by a step of the optimizer since the block's forward: call backward" in replayed["said"]
 
 
-@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+@by_stage
 def test_blocks_that_replay_nothing_train_as_without(results, stage):
     plain, retained = results[stage]["plain"], results[stage]["retained"]
     assert retained == plain and len(plain["losses"]) == STEPS
 
 
-@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+@by_stage
 def test_a_direct_backward_ends_a_forward_as_the_engines_does(results, stage):
     """Micro-batches of two lengths are never alive together, so the plan is for the longer one: two block types, as the
     input of the first block needs no gradient. The other adopts from it.
@@ -44,7 +46,7 @@ def test_a_direct_backward_ends_a_forward_as_the_engines_does(results, stage):
     assert by_engine["is_measured"] and not by_engine["profiler_runs"]
 
 
-@pytest.mark.parametrize("stage", [*map(str, STAGES)])
+@by_stage
 def test_a_step_of_the_optimizer_itself_ends_the_step(results, stage):
     """Lightning Fabric does so."""
     plain, replayed = (results[stage][f"{name} by optimizer"] for name in ("plain", "replayed"))

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from cases import cases_that_run, further
 from launch import on_ranks, told
 from zero_cases import CASES
 from zero_worker import OVERFLOW, STEPS
@@ -11,8 +12,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 def parameters(cases):
-    marks = {True: [pytest.mark.further], False: []}
-    return [pytest.param(case, id=case.name, marks=marks[case.further]) for case in cases]
+    return [(further if case.further else pytest.param)(case, id=case.name) for case in cases]
 
 
 by_name = pytest.mark.parametrize("case", parameters(CASES))
@@ -21,8 +21,7 @@ by_name = pytest.mark.parametrize("case", parameters(CASES))
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("zero")
-    run = {item.callspec.params["case"].name for item in request.session.items if item.path == request.path}
-    on_ranks("zero_worker.py", out, *sorted(run), seconds=580)
+    on_ranks("zero_worker.py", out, *(case.name for case in cases_that_run(request, "case")), seconds=580)
     return told(out)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
+from cases import cases_that_run, further
 from launch import on_ranks, told
 from replayed import replayed
 from torch import nn
@@ -623,14 +624,14 @@ def test_compiled_blocks_are_found_by_the_class_inside():
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("compiled")
-    on_ranks("compile_worker.py", out)
+    on_ranks("compile_worker.py", out, *cases_that_run(request, "case"))
     return told(out)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", ["engine", "blocks", "inductor"])
+@pytest.mark.parametrize("case", ["engine", further("blocks"), "inductor"])
 def test_under_an_engine(ranks, case):
     """`engine.compile()` under ZeRO-3, lossless; compiled blocks under ZeRO-2 in bf16, with the paper's codecs.
 

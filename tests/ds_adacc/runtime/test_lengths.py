@@ -9,6 +9,7 @@ import pytest
 import torch
 import zoo
 from any_size import LAYERS, Training
+from cases import further
 from held import watch_held
 from recomputing import recomputing
 from torch import nn
@@ -215,7 +216,7 @@ def test_batch_and_length_vary_with_a_rectifier_that_looks():
     assert training.runtime.recordings <= LAYERS * 2 + 5 + training.purposes.count(Purpose.TRACK)
 
 
-@pytest.mark.parametrize("codecs", ["none", "auto"])
+@pytest.mark.parametrize("codecs", ["none", further("auto")])
 def test_a_step_binds_the_policies_of_what_it_runs(codecs, monkeypatch):
     training = Training(codecs=codecs, memory_budget=0.4, rectifier={"max_interval": 8})
     sizes, counts = range(12, 24), []
@@ -341,7 +342,9 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
 
 
 @pytest.mark.usefixtures("equal_times")
-@pytest.mark.parametrize("equal", [36, 35, 28])  # the length that was planned for, and two that adopt its policies
+@pytest.mark.parametrize(
+    "equal", [36, further(35), 28]
+)  # the length that was planned for, and two that adopt its policies
 def test_two_forwards_of_equal_lengths_keep_the_budget_of_those_that_differ(equal):
     """They are twice as many calls of one size, not one call of each of two."""
     section = {"memory_budget": 0.35, "rectifier": {"enabled": False}}

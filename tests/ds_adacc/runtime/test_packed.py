@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 import zoo
+from cases import further
 from opaque import array
 from torch import nn
 
@@ -125,7 +126,7 @@ def test_texts_that_are_of_one_length_at_first():
     train(14, lengths=lengths)
 
 
-@pytest.mark.parametrize("first", [3, 5, 9])
+@pytest.mark.parametrize("first", [3, further(5), 9])
 def test_a_number_that_no_operator_is_given_may_choose_the_branch(first):
     """A step that is counted. Nothing follows it, until at 9 it chooses another branch."""
     recordings = train(16, lambda step: (step + first,), lengths=lambda step, lot: [5, 7, 9])

@@ -8,6 +8,7 @@ import opaque
 import pytest
 import torch
 import zoo
+from cases import further
 from stack import ALLOWANCE, TIME, WIDTH, Model
 from storages import Storages
 from torch import nn
@@ -134,7 +135,7 @@ class TwoLosses(Model):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kept_from", [0, 7])
-@pytest.mark.parametrize("budget", [0.35, 0.5])
+@pytest.mark.parametrize("budget", [0.35, further(0.5)])
 def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
     config = load({"adacc": {"codecs": "none", "memory_budget": budget}})
     runtime = Runtime(config, stepped=True)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import zoo
+from cases import further
 from equal_times import SECONDS
 from replayed import replayed
 from torch import nn
@@ -345,7 +346,7 @@ def test_where_the_bound_rules_out_the_budget_while_training_the_plan_that_takes
     assert "no plan is known that fits the budget" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["bert", "eager", "llama", "experts"])
+@pytest.mark.parametrize("name", [further("bert"), "eager", "llama", "experts"])
 def test_other_blocks_keep_the_bound(name):
     makes = {
         "bert": lambda: zoo.BertBlock(WIDTH, HEADS),
@@ -357,7 +358,7 @@ def test_other_blocks_keep_the_bound(name):
     assert max(training.run(6)) <= 2 * BOUND
 
 
-@pytest.mark.parametrize("codecs", ["auto", "paper"])
+@pytest.mark.parametrize("codecs", ["auto", further("paper")])
 def test_operators_that_read_a_buffer_are_replayed_while_errors_are_measured(codecs, monkeypatch):
     """A buffer is read as it was before the forward, also by a replay of a measurement."""
 
@@ -605,7 +606,7 @@ def test_steps_without_a_gradient_of_training_approve_and_reject_nothing(weight)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("zeros", [5, 9])
+@pytest.mark.parametrize("zeros", [5, further(9)])
 def test_lengths_that_adopted_while_nothing_could_be_measured(zeros):
     """Once gradients come, several of them are measured late. A plan is made for one, and the others are forgotten."""
     training, lot = Training(budget=0.5, max_gradient_error=0.5), random.Random(0)

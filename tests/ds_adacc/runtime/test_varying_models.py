@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as hf
 import zoo
+from cases import further
 from held import watch_held
 from torch import nn
 
@@ -114,7 +115,7 @@ def gradients(model, inputs, seed):
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("make", "most"), [(whisper, 8), (t5, 12), (crops, 7), (subsets, 8)])
+@pytest.mark.parametrize(("make", "most"), [(whisper, 8), further(t5, 12), (crops, 7), (subsets, 8)])
 def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     lot = random.Random(3)
     model, batch = make(lot)
