@@ -26,6 +26,7 @@ with stage.one_rank():
 """
 
 
+@pytest.mark.further
 def test_no_parameter_outlives_its_engine(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)

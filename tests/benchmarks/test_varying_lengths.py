@@ -2,8 +2,10 @@
 
 import lengths
 import lengths_memory
+import pytest
 
 
+@pytest.mark.further
 def test_every_step_has_the_exact_gradient():
     row = lengths.measure(next(iter(lengths.PROGRAMS)), count=3, budget=0.6)
     assert row.steps == 3 and row.is_exact and row.recordings > 0

@@ -4,7 +4,7 @@ import pytest
 
 
 def further(*values, id=None):
-    """A case much like the others of its test, for `pytest.mark.parametrize`."""
+    """A case that runs with `--all` only, for `pytest.mark.parametrize`."""
     return pytest.param(*values, id=id, marks=pytest.mark.further)
 
 

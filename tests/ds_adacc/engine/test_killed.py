@@ -9,7 +9,7 @@ from processes import free_port
 
 SECONDS = 120  # DeepSpeed's launcher looks at its ranks every second; the rest is imports
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.further]
 
 
 def launch(*arguments):

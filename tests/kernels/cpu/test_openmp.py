@@ -271,6 +271,7 @@ def indices(folder):
     return {path.name: path.stat().st_mtime_ns for path in Path(folder).rglob("*.nbi")}
 
 
+@pytest.mark.further
 def test_two_processes_fill_one_cache_and_others_use_it(tmp_path):
     """Each of these processes computes to the last: after the main module, in what runs at exit."""
     for process in (fresh(tmp_path), fresh(tmp_path)):
