@@ -14,7 +14,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
-from ds_adacc.profile.block_graph import GradientLifetimes
+from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 
 Number = TypeVar("Number", int, float)
 TOLERANCE = 0.05

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ds_adacc.profile.block_graph import GradientLifetimes, OperatorCost
+from ds_adacc.profile.block_graph import OperatorCost
+from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef

@@ -27,6 +27,7 @@ The files, in the order in which a call meets them:
 * `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
+* `splits`: the values that the block splits, whose parts are joined in backward.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.

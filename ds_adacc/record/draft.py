@@ -42,6 +42,7 @@ from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.splits import Splits, splits
 from ds_adacc.record.taint import Taint
 from ds_adacc.record.verify import extra_refusals
 
@@ -62,6 +63,7 @@ class Draft:
         self.known = KnownTensors(call.inputs, call.closure)
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
+        self._splits = Splits()
         self._taint = Taint()
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
@@ -155,7 +157,7 @@ class Draft:
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
         if isinstance(tree, torch.Tensor):
-            return self._refer(tree)
+            return self._splits.found(self._refer(tree))
         if isinstance(tree, tuple | list):
             return type(tree)(self.encode(item) for item in tree)
         return tree
@@ -183,6 +185,7 @@ class Draft:
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
+            self._note_split(ran)
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
@@ -211,6 +214,12 @@ class Draft:
             python_reads=ran.python_reads,
             detached=ran.detached,
         )
+
+    def _note_split(self, ran: ExecutedCall) -> None:
+        """Note the parts of a value, if this call has split one as a whole."""
+        whole = ran.args[0] if splits(ran.func) else None
+        if isinstance(whole, ValueRef) and whole.geometry.nbytes == self.known.values[whole.index].geometry.nbytes:
+            self._splits.note(whole.index, [self._refer(part).geometry for part in ran.outputs])
 
     def note_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note which of these have a gradient. So the operators that have made them are not detached.

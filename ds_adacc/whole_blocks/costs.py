@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.profile.block_graph import GradientLifetimes, block_graph, whole_graph
+from ds_adacc.profile.block_graph import block_graph, whole_graph
+from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 from ds_adacc.program.recording import Recording
 
 _WORTH = 8  # it is recomputed as a whole if replays of its operators leave more than an eighth of what it saves

@@ -12,8 +12,9 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.profile import operator_costs as module
-from ds_adacc.profile.block_graph import GradientLifetimes, block_graph
+from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
+from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.operator_costs import (
     Backward,
