@@ -216,10 +216,13 @@ class Draft:
         )
 
     def _note_split(self, ran: ExecutedCall) -> None:
-        """Note the parts of a value, if this call has split one as a whole."""
-        whole = ran.args[0] if splits(ran.func) else None
-        if isinstance(whole, ValueRef) and whole.geometry.nbytes == self.known.values[whole.index].geometry.nbytes:
-            self._splits.note(whole.index, [self._refer(part).geometry for part in ran.outputs])
+        """Note the parts of a value, if this call makes views of the whole that are less."""
+        whole = next(iter(ran.args), None)
+        if not isinstance(whole, ValueRef) or not (splits(ran.func) or self._splits.knows(whole.index)):
+            return
+        if whole.geometry.nbytes == self.known.values[whole.index].geometry.nbytes:
+            made = [self._refer(each).geometry for each in tensors_in(ran.outputs)]
+            self._splits.note(whole.index, made, is_split=splits(ran.func))
 
     def note_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note which of these have a gradient. So the operators that have made them are not detached.

@@ -28,9 +28,20 @@ class Splits:
     def __init__(self) -> None:
         self._parts: dict[int, Sequence[Geometry]] = {}
 
-    def note(self, value: int, parts: Sequence[Geometry]) -> None:
-        """Note a split of the whole value. Of one that is split twice, later arguments count as slices."""
-        self._parts[value] = () if value in self._parts else parts
+    def knows(self, value: int) -> bool:
+        """Whether the whole value was split."""
+        return value in self._parts
+
+    def note(self, value: int, views: Sequence[Geometry], is_split: bool) -> None:
+        """Note views that were made of the whole value, by a split or otherwise.
+
+        If it is split and also sliced, or split again, an argument does not tell which of the two it comes from. Then
+        all that follow count as slices, which take more.
+        """
+        if is_split:
+            self._parts[value] = () if value in self._parts else views
+        elif any(view.lies_in(part) for view in views for part in self._parts[value]):
+            self._parts[value] = ()
 
     def found(self, ref: ValueRef | ParameterRef) -> ValueRef | ParameterRef:
         """This reference, with the part of a split that it belongs to."""

@@ -177,6 +177,12 @@ def split_twice(x):
     return left.exp() * right.cos() * again.sin()
 
 
+def split_and_sliced(x):
+    both = torch.cat([x.sin()] * 2, -1)
+    left, right = both.chunk(2, -1)
+    return left.exp() * both[:, :SIZE].cos() * right.sin()
+
+
 def sliced(x):
     """Each slice has a gradient as large as the whole."""
     both = torch.cat([x.sin()] * 2, -1)
@@ -193,6 +199,7 @@ SPLITS = [
     with_a_sum_that_reads_a_part_first,
     with_slices_of_parts,
     split_twice,
+    split_and_sliced,
 ]
 BLOCKS = [
     one_residual,

@@ -72,6 +72,17 @@ def test_of_a_value_that_is_split_again_later_arguments_count_as_slices():
     assert parts_read(block) == {"exp": [(2, 3, 6)], "cos": [None]}
 
 
+def test_of_a_value_that_is_sliced_too_later_arguments_count_as_slices():
+    def block(x):
+        y = x.sin()
+        left, right = y.chunk(2, -1)
+        made = left.exp()
+        same = y[..., :6]
+        return made * same.cos() * right.tanh()
+
+    assert parts_read(block) == {"exp": [(2, 3, 6)], "cos": [None], "tanh": [None]}
+
+
 def test_blocks_that_split_and_that_slice_are_of_two_types():
     """Their memory differs in backward alone, but it does."""
 
