@@ -100,9 +100,9 @@ def train(out, stage, served, epochs, resumed=None):
     return {"losses": model.losses, "replays": replays, "saved": saved}
 
 
-def main(out):
+def main(out, *stages):
     results = {}
-    for stage in (2, 3):
+    for stage in map(int, stages):
         results[stage] = []
         for served in (False, True):
             whole, begun = train(out, stage, served, 2), train(out, stage, served, 1)
@@ -112,4 +112,4 @@ def main(out):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

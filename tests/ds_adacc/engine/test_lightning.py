@@ -1,21 +1,22 @@
 """Lightning's Trainer with DeepSpeedStrategy, and a callback that attaches ds_adacc."""
 
 import pytest
-from launch import on_ranks, told
+from launch import asked, on_ranks, told
 
 pytestmark = pytest.mark.ranks
+by_stage = pytest.mark.parametrize("stage", [pytest.param("2", marks=pytest.mark.further), "3"])
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     """By ZeRO stage, without and with ds_adacc: a whole run, its first half, and the other half, resumed from that."""
     out = tmp_path_factory.mktemp("lightning")
-    on_ranks("lightning_worker.py", out, ranks=1)
+    on_ranks("lightning_worker.py", out, *sorted(asked(request, "stage")), ranks=1)
     (runs,) = told(out, ranks=1)
     return runs
 
 
-@pytest.mark.parametrize("stage", ["2", "3"])
+@by_stage
 def test_losses_are_bit_identical_and_blocks_recompute(runs, stage):
     (plain, *_), (served, *_) = runs[stage]
     assert len(plain["losses"]) == 12
@@ -23,7 +24,7 @@ def test_losses_are_bit_identical_and_blocks_recompute(runs, stage):
     assert served["replays"] > 0
 
 
-@pytest.mark.parametrize("stage", ["2", "3"])
+@by_stage
 def test_a_resumed_fit_goes_on_as_without_ds_adacc(runs, stage):
     """Lightning does not restore the state of torch's generator, so with dropout it is not the whole run's."""
     (_, plain_half, plain), (whole, half, resumed) = runs[stage]

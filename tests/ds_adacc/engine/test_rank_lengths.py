@@ -3,16 +3,16 @@
 from itertools import pairwise
 
 import pytest
-from launch import on_ranks, told
+from launch import asked, on_ranks, told
 
 pytestmark = pytest.mark.ranks
-STAGES = ("1", "3")
+by_stage = pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.further), "3"])
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("lengths")
-    on_ranks("lengths_worker.py", out)
+    on_ranks("lengths_worker.py", out, *sorted(asked(request, "stage")))
     return told(out)
 
 
@@ -20,7 +20,7 @@ def of(step, *names):
     return [step[name] for name in names]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@by_stage
 def test_losses_are_bit_identical_and_bytes_as_planned(ranks, stage):
     for rank in ranks:
         plain, served = rank[stage]
@@ -29,7 +29,7 @@ def test_losses_are_bit_identical_and_bytes_as_planned(ranks, stage):
         assert all(planned == observed > 0 for planned, observed in (step["held"] for step in served[1:]))
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@by_stage
 def test_both_ranks_ask_the_same_and_call_as_many_collectives(ranks, stage):
     first, second = (rank[stage][1] for rank in ranks)
     assert all(one["length"] != other["length"] for one, other in zip(first, second, strict=True))
@@ -41,7 +41,7 @@ def test_both_ranks_ask_the_same_and_call_as_many_collectives(ranks, stage):
     assert not any(step["asked"]["_solve"] for step in second)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@by_stage
 def test_new_lengths_are_no_reason_to_plan_or_to_wait(ranks, stage):
     for rank in ranks:
         plain, served = rank[stage]
