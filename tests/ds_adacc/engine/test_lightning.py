@@ -1,17 +1,18 @@
 """Lightning's Trainer with DeepSpeedStrategy, and a callback that attaches ds_adacc."""
 
 import pytest
-from launch import asked, on_ranks, told
+from cases import cases_that_run, further
+from launch import on_ranks, told
 
 pytestmark = pytest.mark.ranks
-by_stage = pytest.mark.parametrize("stage", [pytest.param("2", marks=pytest.mark.further), "3"])
+by_stage = pytest.mark.parametrize("stage", [further("2"), "3"])
 
 
 @pytest.fixture(scope="module")
 def runs(request, tmp_path_factory):
     """By ZeRO stage, without and with ds_adacc: a whole run, its first half, and the other half, resumed from that."""
     out = tmp_path_factory.mktemp("lightning")
-    on_ranks("lightning_worker.py", out, *sorted(asked(request, "stage")), ranks=1)
+    on_ranks("lightning_worker.py", out, *cases_that_run(request, "stage"), ranks=1)
     (runs,) = told(out, ranks=1)
     return runs
 

@@ -3,16 +3,17 @@
 from itertools import pairwise
 
 import pytest
-from launch import asked, on_ranks, told
+from cases import cases_that_run, further
+from launch import on_ranks, told
 
 pytestmark = pytest.mark.ranks
-by_stage = pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.further), "3"])
+by_stage = pytest.mark.parametrize("stage", [further("1"), "3"])
 
 
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("lengths")
-    on_ranks("lengths_worker.py", out, *sorted(asked(request, "stage")))
+    on_ranks("lengths_worker.py", out, *cases_that_run(request, "stage"))
     return told(out)
 
 
