@@ -69,6 +69,12 @@ def test_doctor_itself_needs_no_package_that_it_looks_for():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_checkpointing_comes_with_the_package_and_needs_no_deepspeed_nor_rich_before_a_table():
+    code = "import sys, ds_adacc; ds_adacc.checkpointing.checkpoint(lambda: None); import ds_adacc.report.plan_text; "
+    code += "print([name for name in ('deepspeed', 'rich.table') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
 def test_matplotlib_is_needed_by_the_plots_alone():
     for path in (ROOT / "ds_adacc").rglob("*.py"):
         drawn = [name for name in imported(path) if name.split(".")[0] == "matplotlib"]

@@ -68,13 +68,13 @@ def test_optimum_equals_brute_force(problem):
     check(problem, slack=0)
 
 
-@examples(40)
+@examples(20)
 @given(problem=problems(SMALL, bounds=ERROR_BOUNDS))
 def test_optimum_equals_brute_force_under_a_bound_on_the_gradient_error(problem):
     check(problem, slack=0)
 
 
-@examples(40)
+@examples(20)
 @given(problem=problems(LARGE))
 def test_optimum_equals_brute_force_at_awkward_sizes(problem):
     # two block types, three calls each, a dozen sizes, a 2^17th of 12 GB

@@ -153,12 +153,20 @@ def test_one_block_has_one_policy(gpt):
         assert (mixed.policies, mixed.peak) == (single.policies, single.peak)
 
 
-def test_never_slower_than_one_policy(gpt, monkeypatch):
-    """The frontier is the same for all budgets, so it is made once."""
-    known = functools.cache(lambda profile: frontier(profile, max_seconds=60))
-    monkeypatch.setattr(
-        sys.modules["ds_adacc.planner.solve_per_block"], "frontier", lambda profile, **_: known(profile)
-    )
+@pytest.fixture(scope="module")
+def known():
+    return functools.cache(lambda profile: frontier(profile, max_seconds=60))
+
+
+@pytest.fixture
+def frontiers_known(known, monkeypatch):
+    """The frontier is the same for all budgets, block types and tests that have the profile, so it is made once."""
+    module = sys.modules["ds_adacc.planner.solve_per_block"]
+    monkeypatch.setattr(module, "frontier", lambda profile, **_: known(profile))
+
+
+@pytest.mark.usefixtures("frontiers_known")
+def test_never_slower_than_one_policy(gpt):
     problem = Problem((gpt,), order=("gpt",) * 12)
     full = everywhere(retain_policy, problem).peak
     faster = 0
@@ -305,7 +313,7 @@ def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypat
 
 
 @pytest.fixture
-def four_types(gpt):
+def four_types(gpt, frontiers_known):
     """Four block types with 64 values in all, and half of the peak without checkpointing."""
     names = ("a", "b", "c", "d")
     problem = Problem(tuple(replace(gpt, name=name, count=3) for name in names), tuple(name for name in names * 3))

@@ -34,6 +34,12 @@ def without(monkeypatch):
     return pretend
 
 
+@pytest.fixture
+def without_slow_checks(monkeypatch):
+    for slow in ("_cbc", "_nvrtc", "_backend", "_import"):
+        monkeypatch.setattr(checks, slow, lambda *_: "")
+
+
 def by_name(findings):
     return {finding.name: finding for finding in findings}
 
@@ -136,6 +142,7 @@ def test_a_requirement_that_cannot_be_imported_is_named_with_its_command(monkeyp
     assert told.detail.startswith("ModuleNotFoundError: ")
 
 
+@pytest.mark.usefixtures("without_slow_checks")
 def test_what_training_imports_is_imported(monkeypatch):
     """A new release of torch may have moved something, though it can be imported itself."""
     monkeypatch.setitem(sys.modules, "ds_adacc.engine.api", None)
@@ -165,6 +172,7 @@ def test_a_backend_that_gives_other_bits_is_found(monkeypatch):
         checks._backend("cpu")
 
 
+@pytest.mark.usefixtures("without_slow_checks")
 @pytest.mark.parametrize(
     ("accelerator", "has_device", "required", "needed"),
     [
@@ -176,8 +184,6 @@ def test_a_backend_that_gives_other_bits_is_found(monkeypatch):
 def test_the_compiler_is_required_where_deepspeed_builds_an_operator(
     monkeypatch, tmp_path, accelerator, has_device, required, needed
 ):
-    for slow in ("_cbc", "_nvrtc", "_backend", "_import"):
-        monkeypatch.setattr(checks, slow, lambda *_: "")
     monkeypatch.setattr(checks, "_has_cuda_device", lambda: has_device)
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     if accelerator:

@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -120,12 +118,6 @@ def test_a_long_name_keeps_its_beginning_and_its_end():
 
 def test_brackets_are_no_markup():
     assert rows_of(plain(table("Of [bold]", ("a",), [("[red]x",)]))) == [["Of [bold]"], ["a"], ["[red]x"]]
-
-
-def test_rich_is_imported_for_a_table_alone():
-    code = "import sys, ds_adacc.report.plan_text; print('rich.table' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.split()[-1] == "False"
 
 
 @pytest.mark.parametrize(
