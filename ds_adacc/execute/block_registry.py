@@ -25,8 +25,8 @@ class BlockRegistry:
     these modules. Others are called by their classes.
     """
 
-    def __init__(self, past: Sequence[Mapping[str, Any]] = (), names: Mapping[nn.Module, str] | None = None) -> None:
-        self._names = {} if names is None else names
+    def __init__(self, past: Sequence[Mapping[str, Any]], names: Mapping[nn.Module, str]) -> None:
+        self._names = names
         self._past = [Block.from_plain(data) for data in past]
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()

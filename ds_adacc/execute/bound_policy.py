@@ -31,7 +31,7 @@ class BoundPolicy:
     course: Course
     codecs: Mapping[int, Codec]
     segments: Mapping[int, BoundSegment]
-    prefetcher: Prefetcher | None = None
+    prefetcher: Prefetcher | None
 
     @functools.cached_property
     def stored(self) -> tuple[tuple[int, type[Retained | Compressed], Any], ...]:

@@ -15,7 +15,7 @@ from ds_adacc.python_state.tensor_marks import TensorMark
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 
 
-def changed_values(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str] | None:
+def changed_values(before: Guards, after: Guards, ignored: Collection[str]) -> set[str] | None:
     """The numbers and the containers that differ, by name; None if anything else does.
 
     A number that has changed has its own name here. If another plain item of a container has changed, has come or has
@@ -36,7 +36,7 @@ def changed_values(before: Guards, after: Guards, ignored: Collection[str] = ())
     return {next((each for each in owners if _is_inside(name, each)), name) for name in names}
 
 
-def names_of_changes(before: Guards, after: Guards, ignored: Collection[str] = ()) -> set[str]:
+def names_of_changes(before: Guards, after: Guards, ignored: Collection[str]) -> set[str]:
     """What to name of all that differs: the numbers and the containers, or the first of anything else."""
     changed = changed_values(before, after, ignored)
     if changed is not None:

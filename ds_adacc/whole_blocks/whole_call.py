@@ -30,7 +30,7 @@ class WholeCall:
         beginning: Beginning,
         around: Around,
         alive: AliveCall,
-        released: Collection[torch.Tensor] = (),
+        released: Collection[torch.Tensor],
     ) -> None:
         """`beginning`: of its forward. `around`: what its second forward runs in. `alive`: what autograd is to hold.
 

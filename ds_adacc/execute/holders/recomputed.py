@@ -24,9 +24,7 @@ class Replay:
 
     __slots__ = ("_cached", "_left", "_updates", "inputs", "modes", "parameters", "segment", "versions")
 
-    def __init__(
-        self, segment: BoundSegment, inputs: dict[int, Holder], modes: Sequence[TorchDispatchMode] = ()
-    ) -> None:
+    def __init__(self, segment: BoundSegment, inputs: dict[int, Holder], modes: Sequence[TorchDispatchMode]) -> None:
         """`modes`: the dispatch modes of the user's in forward, under which it replays too."""
         self.segment = segment
         self.inputs = inputs
