@@ -69,6 +69,7 @@ class TwoInputs(nn.Module):
         return (one, two) if self.returns_both else one + two
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("wrapped", [1, 2, 3])
 @pytest.mark.parametrize("returns_both", [True, False])
 def test_two_inputs_and_two_outputs(peer, wrapped, returns_both):

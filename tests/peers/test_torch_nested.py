@@ -46,6 +46,7 @@ NESTINGS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("nesting", NESTINGS)
 @pytest.mark.parametrize("function", [chain, with_gradients_inside])
 def test_nested_checkpoints_and_gradients(peer, function, nesting):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import zoo
 from any_size import Training
+from cases import further
 from opaque import array
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -148,7 +149,7 @@ def training(make, monkeypatch, rectifies=False):
     return at(float(re.search(r'"memory_budget": (\d\.\d+)', str(refused.value))[1])), followed
 
 
-@pytest.mark.parametrize("make", [Scaled, OtherFunction, Rolled, OtherParameter, Grown, Windowed, Deep])
+@pytest.mark.parametrize("make", [further(Scaled), OtherFunction, Rolled, OtherParameter, Grown, Windowed, Deep])
 def test_a_size_at_which_the_program_is_another_one_is_exact(make, monkeypatch):
     runs, followed = training(make, monkeypatch)
     for time in (*RECORDED, *LATER):
@@ -294,7 +295,7 @@ def test_a_block_with_other_numbers_is_followed_too(monkeypatch):
     assert followed == [True, True], "the second layer beside the first"
 
 
-@pytest.mark.parametrize("make", [Scaled, OtherFunction, OtherFactor, Sorted, Named, of_two_classes, Alike])
+@pytest.mark.parametrize("make", [further(Scaled), OtherFunction, OtherFactor, Sorted, Named, of_two_classes, Alike])
 def test_a_size_that_is_new_in_a_tracking_step(make, monkeypatch):
     """One block is recorded there, and has other constants than at the sizes before. So have those that are like it."""
     runs, _ = training(make, monkeypatch, rectifies=True)
