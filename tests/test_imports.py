@@ -1,6 +1,7 @@
 """Imports go one way, and the planner costs neither torch nor CUDA nor DeepSpeed."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,15 @@ import ds_adacc
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@functools.cache
 def imported(path):
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module or ""
+            names.append(node.module or "")
+    return names
 
 
 @pytest.mark.parametrize(("room", "own"), [("planner", "ds_adacc.planner"), ("kernels", "ds_adacc.kernels")])
