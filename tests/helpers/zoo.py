@@ -302,6 +302,16 @@ def gradients(block, args, kwargs, run=None, seed=3):
     return loss.detach(), named if x.grad is None else {"input": x.grad, **named}
 
 
+def repeated_gradients(block, args, kwargs, run=None):
+    """Of one forward of `run`: gradients of the last two parameters, then of all, and then of the input too."""
+    parameters = list(block.parameters())
+    torch.manual_seed(3)
+    loss = loss_of((run or block)(*args, **kwargs))
+    partial = torch.autograd.grad(loss, parameters[-2:], retain_graph=True)
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    return [*partial, *first, *torch.autograd.grad(loss, [args[0], *parameters])]
+
+
 def assert_same_bits(expected, actual):
     assert torch.equal(expected[0], actual[0])
     assert expected[1].keys() == actual[1].keys()

@@ -183,19 +183,9 @@ def test_retained_graph_fetches_again(transfer):
 def test_repeated_partial_and_retained_backward(transfer):
     block, args, kwargs = zoo.example("gpt")
     recording = record(block, args, kwargs)
-    parameters = list(block.parameters())
-
-    def all_gradients(run):
-        torch.manual_seed(3)
-        loss = zoo.loss_of(run(*args, **kwargs))
-        partial = torch.autograd.grad(loss, parameters[-2:], retain_graph=True)
-        first = torch.autograd.grad(loss, parameters, retain_graph=True)
-        return [*partial, *first, *torch.autograd.grad(loss, [args[0], *parameters])]
-
-    expected = all_gradients(block)
+    expected = zoo.repeated_gradients(block, args, kwargs)
     run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
-    for a, b in zip(expected, all_gradients(run), strict=True):
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, expected, zoo.repeated_gradients(block, args, kwargs, run)))
 
 
 def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, uncollected):
