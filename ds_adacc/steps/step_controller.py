@@ -154,9 +154,9 @@ class StepController:
     def note_call(self, block: Block, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
         """Note a call of this program. What an earlier call holds of its inputs, that call only retains."""
         digest = recording.digest
-        self.agreement.note_use(digest)
+        has_policy = self.agreement.note_use(digest)
         self.new_sizes.symbolic_types.note_use(digest)
-        self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
+        self.step.note_call(digest, block, has_policy)
         saved = {place: inputs[place] for place in recording.saved_inputs}
         for owner, place in self.step.current_pass.given.add(digest, saved):
             known = self.agreement.known_types.get(owner)
