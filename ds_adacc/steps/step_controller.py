@@ -20,11 +20,9 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
@@ -40,7 +38,6 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.plan.solve import Forgiven
-from ds_adacc.program.module_class import name_in_model
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
@@ -85,12 +82,12 @@ class StepController:
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.blocks = BlockRegistry()
         self._begin(State())
 
     def _begin(self, state: State) -> None:
         """Begin a run, or continue one from a saved state."""
-        self.blocks = BlockRegistry(state.blocks, self._names)
+        self.blocks.restore(state.blocks)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement, self.blocks)
@@ -108,10 +105,6 @@ class StepController:
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
         self.plan_log.resume(state.plan)
         self.step = self._next_step()
-
-    def name_modules(self, model: nn.Module) -> None:
-        """Call the modules of the model by their names in it, which are the same on all ranks."""
-        self._names.update({module: name_in_model(name, module) for name, module in model.named_modules()})
 
     @property
     def device(self) -> torch.device | None:
