@@ -11,22 +11,32 @@ from torch import nn
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
-from ds_adacc.program.module_class import class_name
+from ds_adacc.program.module_class import class_name, name_in_model
 from ds_adacc.python_state.closure import closure_of, identity, name_of
 
 _FUNCTIONS = 1024  # closures are made anew at every forward, and some never come back
 
 
 class BlockRegistry:
-    """Finds the block that a callable is.
+    """Finds the block that a callable is."""
 
-    `past`: the blocks of the run that this one resumes, as `to_plain` gave them. Blocks of one name are matched in the
-    order in which they are met, which is the same in both runs: that of the forward. `names`: what the user would call
-    these modules. Others are called by their classes.
-    """
+    def __init__(self) -> None:
+        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.restore(())
 
-    def __init__(self, past: Sequence[Mapping[str, Any]], names: Mapping[nn.Module, str]) -> None:
-        self._names = names
+    def name_modules(self, model: nn.Module) -> None:
+        """Call the modules of the model by their names in it, which are the same on all ranks.
+
+        Others are called by their classes.
+        """
+        self._names.update({module: name_in_model(name, module) for name, module in model.named_modules()})
+
+    def restore(self, past: Sequence[Mapping[str, Any]]) -> None:
+        """Begin anew. `past`: the blocks of the run that this one resumes, as `to_plain` gave them.
+
+        Blocks of one name are matched in the order in which they are met, which is the same in both runs: that of the
+        forward.
+        """
         self._past = [Block.from_plain(data) for data in past]
         self._modules: weakref.WeakKeyDictionary[nn.Module, Block] = weakref.WeakKeyDictionary()
         self._functions: OrderedDict[Hashable, Block] = OrderedDict()

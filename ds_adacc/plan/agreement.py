@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
-from ds_adacc.plan.block_type import AgreedType, KnownType
+from ds_adacc.plan.block_type import AdoptedType, AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, maximal
@@ -75,15 +75,10 @@ class Agreement:
         `indices` holds, for each block, what `ForwardOrder.indices` returned.
         """
         # By digest: the block types that this rank has run, and those that have policies, planned or adopted. The
-        # policies of a type that this rank has not run yet are kept until it runs.
+        # policies of a type that this rank has not run yet are kept until it runs. Of the planned types those planned
+        # last come last, of the adopted ones those used last.
         self.known_types: dict[str, KnownType] = {}
-        self.agreed_types = {agreed.spec.name: agreed for agreed in state.agreed}
-        # Of each type whose policies were adopted, the type of another size of its program that they were planned for.
-        # The one used last comes last.
-        self.origins: OrderedDict[str, str] = OrderedDict()
-        # Those of them whose peak beside the largest sizes of other programs is not known: it is computed for each live
-        # set that has one.
-        self.unpriced: set[str] = set()
+        self.agreed_types: OrderedDict[str, AgreedType] = OrderedDict((each.spec.name, each) for each in state.agreed)
         self.passes = Passes()  # the calls alive at once
         # The live sets that were planned for, and those for which no plan is known that fits.
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
@@ -98,7 +93,17 @@ class Agreement:
     @property
     def planned_types(self) -> dict[str, AgreedType]:
         """The types that were planned for, the same on every rank: those planned last come last."""
-        return {name: agreed for name, agreed in self.agreed_types.items() if name not in self.origins}
+        return {name: agreed for name, agreed in self.agreed_types.items() if not isinstance(agreed, AdoptedType)}
+
+    @property
+    def adopted_types(self) -> dict[str, AdoptedType]:
+        """The types that have adopted policies, on this rank alone: those used last come last."""
+        return {name: agreed for name, agreed in self.agreed_types.items() if isinstance(agreed, AdoptedType)}
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Of each type that has adopted policies, the type at another size that they were planned for."""
+        return {name: agreed.origin for name, agreed in self.adopted_types.items()}
 
     def add(self, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
@@ -142,8 +147,8 @@ class Agreement:
         The count never decreases. But that of a new size is a guess until a pass with it has ended.
         """
         known = self.known_types[digest]
-        if known.fewest is None and digest in self.origins:
-            spec = known.in_force.of_calls(alive).spec
+        if known.fewest is None and isinstance(known.agreed, AdoptedType):
+            spec = known.agreed.of_calls(alive).spec
             known.count, known.calls_per_block = spec.count, spec.calls_per_block
         elif known.fewest is None and known.agreed is None:  # it has found nothing to adopt
             known.count = 0
@@ -221,7 +226,8 @@ class Agreement:
 
     def origin(self, digest: str) -> str:
         """The block type whose policies this one runs: another size of it if they were adopted, else itself."""
-        return self.origins.get(digest, digest)
+        agreed = self.agreed_types.get(digest)
+        return agreed.origin if isinstance(agreed, AdoptedType) else digest
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -277,8 +283,6 @@ class Agreement:
             before = self.agreed_types.pop(each.spec.name, each)  # the types planned last are kept longest
             old, new = before.capacity, each.capacity
             self.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
-            self.origins.pop(each.spec.name, None)
-            self.unpriced.discard(each.spec.name)
             self.agreed_types[each.spec.name] = each
         for name in [*self.planned_types][: -max(_REMEMBERED, len(agreed))]:
             del self.agreed_types[name]
@@ -294,22 +298,24 @@ class Agreement:
 
     def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
-        self.origins[agreed.spec.name] = origin
-        (self.unpriced.discard if is_priced else self.unpriced.add)(agreed.spec.name)
-        self.agreed_types[agreed.spec.name] = replace(agreed, shares_inputs=False)
+        self.agreed_types[agreed.spec.name] = AdoptedType.of(agreed, origin, is_priced)
         self.forward_order.copy_indices(agreed.spec.name, origin)
 
-    def note_use(self, digest: str) -> None:
-        """Note that a block of this type is called: of the adopted types, those used last are kept longest."""
-        if digest in self.origins:
-            self.origins.move_to_end(digest)
+    def note_use(self, digest: str) -> bool:
+        """Note that a block of this type is called: of the adopted types, those used last are kept longest.
+
+        Returns whether the type has policies.
+        """
+        agreed = self.agreed_types.get(digest)
+        if isinstance(agreed, AdoptedType):
+            self.agreed_types.move_to_end(digest)
+        return agreed is not None
 
     def forget_adopted(self, names: Collection[str]) -> None:
         """Forget these adopted block types."""
         self.forward_order.forget(set(names))
-        self.unpriced.difference_update(names)
         for name in names:
-            del self.origins[name], self.agreed_types[name]
+            del self.agreed_types[name]
             self.known_types.pop(name, None)
 
 

@@ -57,6 +57,25 @@ class AgreedType:
         return any(policy.lossy_values(self.spec.profile) for policy in set(self.policies))
 
 
+@dataclass(frozen=True)
+class AdoptedType(AgreedType):
+    """What a block type has adopted on this rank alone: what was planned for another size of its program, as it fits.
+
+    `origin`: the block type at that size.
+    `is_priced`: its peak beside the largest sizes of other programs is known. Else it is computed for each live set
+    that has the type.
+    """
+
+    origin: str = field(kw_only=True)
+    is_priced: bool = field(kw_only=True)
+
+    @classmethod
+    def of(cls, agreed: AgreedType, origin: str, is_priced: bool) -> AdoptedType:
+        """These policies as adopted ones. Each rank holds their retained inputs as a whole."""
+        parts = agreed.spec, agreed.policies, agreed.capacity, agreed.correction
+        return cls(*parts, shares_inputs=False, origin=origin, is_priced=is_priced)
+
+
 @dataclass
 class KnownType:
     """What this process knows of a block type.

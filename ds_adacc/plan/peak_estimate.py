@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import AdoptedType, AgreedType
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import PlanRequest
 
@@ -63,7 +63,8 @@ def have_plan(agreement: Agreement, alive: Alive) -> bool:
     # of the same program, nor beside others that have adopted: each may have used what was left of the budget.
     origins, planned = frozenset(map(agreement.origin, names)), (*agreement.live_sets, *agreement.unfit)
     is_known = len(origins) == len(names) and any(origins <= known for known in planned)
-    is_known = is_known and agreement.unpriced.isdisjoint(names) and len(names & agreement.origins.keys()) <= 1
+    adopted = [each for each in agreed if isinstance(each, AdoptedType)]
+    is_known = is_known and all(each.is_priced for each in adopted) and len(adopted) <= 1
     if is_known and all(alive[each.spec.name] <= each.spec.count for each in agreed):
         return True
     return agreement.budget.limit is not None and estimated_peak(agreement, agreed, alive) <= agreement.budget.limit

@@ -15,7 +15,7 @@ The files, in the order in which a call meets them:
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
 * `known_tensors`: which value or parameter a tensor is, by where it lies in memory.
 * `casts`: the casts that autocast keeps for later calls: every call has them as operators.
-* `kernel_call`: what an operator of the user's does inside.
+* `operator_call`: a call that the dispatcher tells of; `kernel_call`: what an operator of the user's does inside.
 * `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
   an operator.
 * `kept_by_program`: what the program itself keeps of a call, which no plan frees.
@@ -24,7 +24,8 @@ The files, in the order in which a call meets them:
 * `draws`: which operators draw random numbers, and from which state.
 * `taint`: where Python has first read data; `made_of_numbers`: the tensors that hold no data, as they are made of
   Python's numbers alone.
-* `verify`: replays each operator as soon as it has run, and compares bits; what else must not be replayed.
+* `verify`: replays each operator as soon as it has run, and compares bits; `late_refusals`: what else must not be
+  replayed, which only the whole program tells.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
 * `splits`: the values that the block splits, whose parts are joined in backward.

@@ -30,6 +30,35 @@ class _Kernel:
 KERNEL = _Kernel()
 
 
+class CompiledCode:
+    """What of torch.compile's code has run so far in the call that is recorded.
+
+    `began_at`: the first position that it may have saved; None: none has run.
+    """
+
+    def __init__(self) -> None:
+        self.began_at: int | None = None
+        self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
+
+    def note_graph(self, position: int) -> None:
+        """Note that a graph begins, before the saved tensor number `position`."""
+        self._begin(position)
+        code = code_of_graph()
+        if code is not None:
+            self._codes_of_graphs.add(code)
+
+    def runs_untold(self, position: int) -> bool:
+        """Whether such code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
+        if not in_compiled_code():
+            return False
+        self._begin(position)
+        return code_beside_graphs() not in self._codes_of_graphs
+
+    def _begin(self, position: int) -> None:
+        if self.began_at is None:
+            self.began_at = position
+
+
 def in_guards() -> bool:
     """Whether Dynamo checks which of its code fits the call, in a function that it has generated.
 

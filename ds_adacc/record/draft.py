@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 import torch
@@ -14,37 +13,17 @@ from ds_adacc.program.geometry import Geometry, storage_of, why_not_plain
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
-from ds_adacc.program.refusals import (
-    COLLECTIVE,
-    COMPILED,
-    MOVED,
-    OPAQUE,
-    PARAMETRIZED,
-    REPLACED,
-    STATISTICS,
-    TAINTED,
-    UNINITIALISED,
-    UNSEEN,
-    refusal_of,
-)
-from ds_adacc.program.schema import (
-    MASKS,
-    by_look,
-    updated_statistics,
-    with_constants,
-    with_dtype,
-    without_statistics,
-    written_values,
-)
+from ds_adacc.program.refusals import COMPILED, STATISTICS, TAINTED, UNINITIALISED, UNSEEN, refusal_of
+from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_dtype, written_values
 from ds_adacc.record.block_call import BlockCall
-from ds_adacc.record.compiled_kernels import KERNEL, code_beside_graphs, code_of_graph, in_compiled_code
+from ds_adacc.record.compiled_kernels import KERNEL, CompiledCode, in_compiled_code
 from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
+from ds_adacc.record.late_refusals import ChangedState, extra_refusals
 from ds_adacc.record.splits import Splits, splits
 from ds_adacc.record.taint import Taint
-from ds_adacc.record.verify import extra_refusals
 
 _WROTE_UNSEEN = (
     "a kernel that PyTorch does not see wrote to a tensor: neither what the tensor held before nor what it holds now "
@@ -71,11 +50,9 @@ class Draft:
         self._detached: set[int] = set()  # the operators that seem to be, and write nothing
         self._positions: list[Position] = []
         self._remarks: dict[str, None] = {}
-        self._compiled_from: int | None = None  # the first position that compiled code may have saved
-        self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
+        self._compiled = CompiledCode()
         self._masks: set[int] = set()
-        self._statistics: list[torch.Tensor] = []  # that batch norms have updated, which counts as no write
-        self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
+        self._changed = ChangedState()
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._fresh = False  # whether nothing but `detach` has run since the last operator
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
@@ -112,31 +89,18 @@ class Draft:
             buffers=tuple(known.buffers),
             remarks=tuple(self._remarks),
             has_hooks=self.has_hooks,
-            compiled_from=self._compiled_from,
+            compiled_from=self._compiled.began_at,
             data_read_at=data_read_at,
             numbers_read_after=self._taint.numbers_read_after,
         )
-        statistics = {index for tensor in self._statistics for index in known.in_storage(tensor)}
-        readers = {op.index: STATISTICS for op in self._ops if statistics.intersection(op.needs)}
-        readers |= {op.index: PARAMETRIZED for op in self._ops if _reads(op, self._parametrized)}
-        moved = known.moved()
-        readers |= {op.index: MOVED for op in self._ops if _reads(op, moved)}
         doubtful = extra_refusals(recording, self._taint.first_doubtful, self._masks)
-        return recording.refuse({**doubtful, **readers, **self.draws.refusals()})
-
-    def arguments(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments of a dispatcher's call as a `RecordedOp` has them, and what torch's defaults add (Rule R11)."""
-        self.record_unseen_writes((args, kwargs))
-        if refusal_of(func) in (OPAQUE, COLLECTIVE, REPLACED):
-            return (), ()  # never replayed; subgraphs, process groups and memory must not be kept alive
-        named = tuple((name, self.encode(value)) for name, value in kwargs.items())
-        return with_constants(func, (self.encode(without_statistics(func, args)), named))
+        return recording.refuse({**doubtful, **self._changed.readers(self._ops, known), **self.draws.refusals()})
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
         """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
         found = self.known.find(tensor)
         if isinstance(found, ParameterRef):
-            self._parametrized.add(found.index)
+            self._changed.parametrized.add(found.index)
         return isinstance(found, ParameterRef)
 
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
@@ -179,7 +143,7 @@ class Draft:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         if refusal_of(ran.func) == STATISTICS:
             self.known.accept_changes(ran.given)
-            self._statistics += updated_statistics(ran.func, ran.given[0])
+            self._changed.statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
@@ -300,13 +264,10 @@ class Draft:
 
     def note_compiled(self) -> bool:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
-        if not in_compiled_code():
-            return False
-        self._begin_compiled()
-        if code_beside_graphs() in self._codes_of_graphs:
-            return False
-        self.doubt_from_here()
-        return True
+        is_untold = self._compiled.runs_untold(len(self._positions))
+        if is_untold:
+            self.doubt_from_here()
+        return is_untold
 
     def record_unseen_writes(self, given: Any) -> None:
         """Add an operator for each storage to which something wrote unseen (Rule R19).
@@ -326,14 +287,7 @@ class Draft:
 
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""
-        self._begin_compiled()
-        code = code_of_graph()
-        if code is not None:
-            self._codes_of_graphs.add(code)
-
-    def _begin_compiled(self) -> None:
-        if self._compiled_from is None:
-            self._compiled_from = len(self._positions)
+        self._compiled.note_graph(len(self._positions))
 
     def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
         """By value, what made the tensors that are written to, if no one has read any of them yet (Rule R4)."""
@@ -378,10 +332,6 @@ class Draft:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
         op = self._append(RecordedOp(len(self._ops), KERNEL, (), (), (len(self.known.values),), COMPILED))
         return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
-
-
-def _reads(op: RecordedOp, parameters: Collection[int]) -> bool:
-    return any(type(ref) is ParameterRef and ref.index in parameters for ref in op.sources)
 
 
 def _settled(op: RecordedOp, made: Any, dynamic: bool) -> RecordedOp:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,17 +16,9 @@ from ds_adacc.program.generators import torch_unmoved, unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE, COMPILED, CONJUGATE, OF_TORCH, TAINTED, refusal_of
+from ds_adacc.program.refusals import COLLECTIVE, OF_TORCH, TAINTED
 from ds_adacc.program.registration import registration_of
-from ds_adacc.program.schema import (
-    CHECK_ERRORS,
-    LIFT_FRESH,
-    generator_states,
-    has_dynamic_shape,
-    keeps_memory,
-    reveals_data,
-    written_tensors,
-)
+from ds_adacc.program.schema import LIFT_FRESH, keeps_memory
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
@@ -37,12 +29,13 @@ from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall, is_detached
-from ds_adacc.record.frames import may_catch_errors, run_recorded
+from ds_adacc.record.frames import run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept_by_program import kept_by_arguments, kept_by_context
 from ds_adacc.record.kernel_call import KernelCall
 from ds_adacc.record.known_tensors import Unrecordable
 from ds_adacc.record.made_of_numbers import is_number
+from ds_adacc.record.operator_call import OperatorCall
 from ds_adacc.record.verify import difference
 
 
@@ -94,14 +87,13 @@ class Recorder(BesideCompiled):
             return self._run(func, args, kwargs)
         if self._casts.makes(func, args, kwargs):
             return self._casts.add(args[0], self._run(func, args, kwargs))
-        encoded = states = None
+        call: OperatorCall | None = None
         self._has_collective = False
         with self._noting():
             self._note_casts((args, kwargs))
             if func is LIFT_FRESH and is_number(args[0]):
                 self.draft.note_number(args[0], is_doubtful=not self.watch.makes_of_number)
-            encoded = self.draft.arguments(func, args, kwargs)
-            states = self.draft.draws.states()
+            call = OperatorCall(func, (args, kwargs), self.draft)
             if getattr(func, "namespace", None) not in OF_TORCH:
                 self._kernel = KernelCall(func, (args, kwargs))
                 self.watch.reads.note(self._kernel.python_reads.places)
@@ -112,9 +104,9 @@ class Recorder(BesideCompiled):
             raise
         finally:
             kernel, self._kernel = self._kernel, None
-        if self.failure is None:
+        if call is not None and self.failure is None:
             with self._noting():
-                ran = self._ran(func, encoded, (args, kwargs), result, states, kernel)
+                ran = call.executed(result, kernel, self._has_collective)
                 given = [*tensors_in(ran.given)]
                 ran.detached = is_detached(given)
                 if not ran.detached:
@@ -297,61 +289,11 @@ class Recorder(BesideCompiled):
             return False
         return holds(of_modules, thing) or holds(self.watch.reads.marks, thing)
 
-    def _ran(
-        self,
-        func: Any,
-        encoded: tuple[Any, Any],
-        given: tuple[Any, Any],
-        result: Any,
-        states: Any,
-        kernel: KernelCall | None,
-    ) -> ExecutedCall:
-        """A call of the dispatcher's. `kernel`: what an operator of the user's has done inside."""
-        outputs = result if isinstance(result, tuple | list) else (result,)
-        written = written_tensors(func, given)
-        refusal = self._refusal(func, given, written)
-        of_kernel = None if kernel is None else kernel.why_not_replayed()
-        if of_kernel is not None:
-            refusal = refusal or of_kernel
-            self.draft.remark(f"{func}: never replayed: {refusal}")
-        is_read = not self.draft.is_tainted and reveals_data(func, given, outputs)
-        if is_read or (func is CHECK_ERRORS and may_catch_errors()):
-            self.draft.note_read([*tensors_in(given)])
-        dynamic, handed_on = has_dynamic_shape(func, given), generator_states(func, outputs)
-        args, kwargs = encoded
-        return ExecutedCall(
-            func=func,
-            args=args,
-            kwargs=kwargs,
-            given=given,
-            outputs=outputs,
-            states=states,
-            written=written,
-            refusal=refusal,
-            dynamic=dynamic,
-            handed_on=handed_on,
-            python_reads=None if kernel is None else kernel.python_reads,
-        )
-
-    def _refusal(self, func: Any, given: tuple[Any, Any], written: Sequence[torch.Tensor]) -> str | None:
-        """Why a call of the dispatcher's must not be replayed; verifying finds the rest."""
-        if self.draft.note_compiled():
-            return COMPILED
-        if self._has_collective:
-            return COLLECTIVE
-        refusal = refusal_of(func, given[0], not written or bool(self.draft.bases(written)))
-        if refusal is None and self.draft.is_tainted:
-            return TAINTED
-        if refusal is None and any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(given)):
-            return CONJUGATE
-        return refusal
-
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
         for each in self._casts.read(given, self.draft.known):
-            args, kwargs, states = (each.parameter,), {"dtype": each.cast.dtype}, self.draft.draws.states()
-            encoded = self.draft.arguments(CAST, args, kwargs)
-            op = self._note(self._ran(CAST, encoded, (args, kwargs), each.cast, states, None))
+            call = OperatorCall(CAST, ((each.parameter,), {"dtype": each.cast.dtype}), self.draft)
+            op = self._note(call.executed(each.cast, None, self._has_collective))
             if each.is_found and op is not None:
                 self._found[op.index] = each
 

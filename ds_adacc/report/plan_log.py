@@ -42,10 +42,25 @@ class PlanLog:
         self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
         self._is_promised = self._has_tracked = False
+        self._untold: Plan | None = None  # the plan of a checkpoint, until a block has run under it
         self._log = get_logger()
+
+    def resume(self, plan: Plan | None) -> None:
+        """A run begins, with this plan of a checkpoint; None: without one."""
+        self._untold = plan
+
+    def end_step(self, observation: Observation | None, step: int) -> None:
+        """A step has ended. Tell of a checkpoint's plan once a block has run, unless another one is in force by then.
+
+        `observation`: of the plan.
+        """
+        if self._untold is not None and self._agreement.known_types:
+            plan, self._untold = self._untold, None
+            self.restored(plan, observation, step)
 
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
+        self._untold = None
         here = decisions_here(plan, self._agreement)
         if step:
             promises = self._needs_table(plan) and not self._is_promised

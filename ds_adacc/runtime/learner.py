@@ -25,6 +25,7 @@ from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.sizes.symbolic_program import Example
 from ds_adacc.sizes.symbolic_types import Constants
+from ds_adacc.steps.binder import Binder
 from ds_adacc.steps.step_controller import StepController
 from ds_adacc.whole_blocks.beginning import Beginning
 from ds_adacc.whole_blocks.choice import RecordedCall, planned_recording
@@ -58,12 +59,14 @@ class Learner:
     def __init__(
         self,
         controller: StepController,
+        binder: Binder,
         profiler: Profiler,
         codecs: CodecMaker,
         warnings: Warnings,
         plain: PlainCalls,
     ) -> None:
         self._controller = controller
+        self._binder = binder
         self._profiler = profiler
         self._codecs = codecs
         self._warnings = warnings
@@ -97,7 +100,7 @@ class Learner:
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
         step = controller.step
         controller.note_call(block, variant.recording, incoming.call.inputs)
-        controller.note_device(captured.tensors.device)
+        self._binder.note_device(captured.tensors.device)
         is_verified_anew = step.is_tracking and variant.digest not in step.verified
         outliers_are_new = is_verified_anew or not is_recalled
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)

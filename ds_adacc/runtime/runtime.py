@@ -91,7 +91,7 @@ class Runtime:
         inside = functools.partial(_inside, self._threads)
         self._plain = PlainCalls(self.agreement, self.warnings, inside)
         self._planned = PlannedCalls(self.controller, self._binder, self.codecs, self.warnings, self._plain, inside)
-        self._learner = Learner(self.controller, self.profiler, self.codecs, self.warnings, self._plain)
+        self._learner = Learner(self.controller, self._binder, self.profiler, self.codecs, self.warnings, self._plain)
         if config.codecs in UNBOUNDED and config.max_gradient_error is None:
             get_logger().warning(
                 'adacc.codecs = "%s" is for comparisons, as it does not bound the error of the gradient. For training, '

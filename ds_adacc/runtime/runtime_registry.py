@@ -120,7 +120,7 @@ class RuntimeRegistry:
         self._of_engines.append((weakref.ref(runtime, self._forget), modules))
         runtime.controller.hold_inputs(placement)
         if module is not None:
-            runtime.controller.name_modules(module)
+            runtime.blocks.name_modules(module)
 
     def unregister(self, runtime: Runtime) -> None:
         """Forget this runtime, whose engine could not be served."""

@@ -67,8 +67,9 @@ class Adopter:
         fit = (names for group in plan.groups for names in set(group.live_sets).difference(group.unfit(plan.budget)))
         for names in sorted(fit, key=sorted):
             self.note_planned(names)
-        recorded = self._symbolic_types.recorded.intersection(self._agreement.origins, self._agreement.known_types)
-        return [name for name in sorted(recorded) if self._adopt_if_fits(self._agreement.known_types[name], name)]
+        types, adopted = self._agreement.known_types, self._agreement.adopted_types
+        recorded = self._symbolic_types.recorded.intersection(adopted, types)
+        return [name for name in sorted(recorded) if self._adopt_if_fits(types[name], name)]
 
     def adopt_for_pass(self, alive: Alive) -> bool:
         """Have block types that ran together adopt policies that were found for one live set.

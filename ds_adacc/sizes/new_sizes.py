@@ -89,8 +89,9 @@ class NewSizes:
 
         One that comes back is predicted again, and adopts from the plan that is then in force.
         """
-        names = [name for name in self._agreement.origins if name not in all_but]
-        dropped = names[: max(len(self._agreement.origins) - most, 0)]
+        adopted = self._agreement.adopted_types
+        names = [name for name in adopted if name not in all_but]
+        dropped = names[: max(len(adopted) - most, 0)]
         if dropped:
             self._agreement.forget_adopted(dropped)
             self.symbolic_types.forget(dropped)

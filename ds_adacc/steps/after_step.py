@@ -18,7 +18,6 @@ from ds_adacc.observe.calibration import Pair
 from ds_adacc.observe.device_memory import DeviceMemory
 from ds_adacc.observe.rectifier import Review, judge
 from ds_adacc.plan.approvals import BlockKey, PolicyErrors, worst
-from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.plan.peak_estimate import estimated_held
 from ds_adacc.plan.solve import Forgiven
@@ -29,33 +28,33 @@ if TYPE_CHECKING:  # it imports this file
     from ds_adacc.steps.step_controller import StepController
 
 
-def conclude_observation(controller: StepController) -> Mapping[str, Correction]:
+def conclude_observation(controller: StepController) -> None:
     """After the first step under a plan, compare the plan with it, and tell of the result.
 
-    Returns the corrections of the memory model. If they call for a new plan, the plan's live sets wait for one.
+    The next plan counts the corrections of the memory model. If they call for one, the plan's live sets wait for it.
     """
     step, plan = controller.step, controller.plan
     if plan is None:
-        return {}
+        return
     is_deferred = controller.schedule.observe_in == 1
     controller.schedule = controller.schedule.after_observation()  # on every rank, so that all have the same schedule
     if is_deferred or step.purpose is Purpose.TRY:
-        return {}
+        return
     controller.has_run_a_plan = True  # on every rank too, also on one that has called no block
     may_repeat = step.purpose is Purpose.MEASURE and controller.schedule.may_measure_again  # the same on every rank
     if may_repeat and controller.ranks.any(step.was_cut_short):  # some rank has recorded a block
         controller.schedule = controller.schedule.with_measurement_again()
-        return {}
+        return
     observer = step.observer
     if controller.observation is not None or observer is None or observer.held_bytes is None:  # no backward was seen
-        return {}
+        return
     held = Pair(estimated_held(controller.agreement, observer.held_calls), observer.held_bytes)
     types, origins = controller.agreement.known_types, controller.agreement.origins
     findings = controller.calibration.compare(plan, held, observer.measured, types, origins)
     observation = controller.observation = replace(findings.observation, device=DeviceMemory.of(controller.device))
+    controller.pending.correct(findings.corrections)
     controller.pending.add(findings.live_sets, findings.reason)
     controller.plan_log.observed(plan, observation, controller.schedule.ended, is_corrected=bool(findings.live_sets))
-    return findings.corrections
 
 
 def conclude_trials(controller: StepController) -> None:

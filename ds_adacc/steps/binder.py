@@ -43,6 +43,11 @@ class Binder:
         variant.policy = policy
         variant.bind_later(bind_to)
 
+    def note_device(self, device: torch.device) -> None:
+        """Note the device on which a block runs. An accelerator counts more than the CPU."""
+        if self.device is None or self.device.type == "cpu":
+            self.device = device
+
     def note_update(self) -> None:
         """Note a step of the optimizer: no call before it can replay what reads parameters any more."""
         self._updates.count += 1

@@ -38,6 +38,7 @@ class CurrentPass:
     `trials`: the trials of policies that its calls have begun.
     `has_backward`: the backward of a call has begun. `keeps_graph`: that is one with `retain_graph`, which frees
     nothing while it runs.
+    `end_is_pending`: the engine has told of its end within the backward. It ends before the next forward.
     `alive_calls`: all that are alive; they may be of earlier passes.
     """
 
@@ -50,6 +51,7 @@ class CurrentPass:
         self.entrances: set[Entrance] = set()
         self.has_backward = False
         self.keeps_graph = False
+        self.end_is_pending = False
         self._alive_calls = alive_calls
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False

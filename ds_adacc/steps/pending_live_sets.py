@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
 from ds_adacc.sizes.adopter import Adopter
@@ -18,6 +19,17 @@ from ds_adacc.steps.current_pass import CalledByType
 Known = TypeVar("Known")
 _PAUSE = 8  # steps from a plan to one for larger inputs: what many ranks meet in many steps is planned for at once
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
+
+
+class Waiting(NamedTuple):
+    """What waits for a plan on this rank, and why; "" if nothing does.
+
+    `corrections`: of the memory model, by block type, for that plan.
+    """
+
+    live_sets: Collection[LiveSet]
+    reason: str
+    corrections: Mapping[str, Correction]
 
 
 class PendingLiveSets:
@@ -29,6 +41,9 @@ class PendingLiveSets:
 
     def __init__(self, agreement: Agreement, adopter: Adopter) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
+        self._corrections: Mapping[str, Correction] = {}  # for that plan
+        self._late: set[tuple[str, str]] = set()  # why a block type is to wait when the step has ended, and its name
+        self._steps_since_plan = 0
         # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
@@ -116,12 +131,27 @@ class PendingLiveSets:
 
     @property
     def names(self) -> set[str]:
-        """The block types in the live sets that wait."""
-        return {name for live_set in (*self._reasons, *self._outgrown) for name in live_set}
+        """The block types in the live sets that wait, or will at the end of the step."""
+        waiting = {name for live_set in (*self._reasons, *self._outgrown) for name in live_set}
+        return waiting | {name for _, name in self._late}
 
-    def end_step(self, steps_since_plan: int) -> None:
+    @property
+    def is_due(self) -> bool:
+        """Whether this rank asks for a plan. If it knows none of the block types, it has nothing to report of them."""
+        return bool(self) and not self.names.isdisjoint(self._agreement.known_types)
+
+    def note_late(self, name: str, reason: str) -> None:
+        """Note that something of the block type was learnt that its plan did not know."""
+        self._late.add((reason, name))
+
+    def end_step(self) -> None:
         """A step has ended. What has outgrown its plan waits for another one if the last plan is old enough."""
-        if steps_since_plan >= _PAUSE:
+        late, self._late = sorted(self._late), set()
+        for reason, name in late:
+            if name in self._agreement.known_types:
+                self.add(self._agreement.partners([name]), reason)
+        self._steps_since_plan += 1
+        if self._steps_since_plan >= _PAUSE:
             self.add(self._outgrown, "larger inputs came than were planned for")
             self._outgrown = set()
 
@@ -130,16 +160,29 @@ class PendingLiveSets:
         for live_set in live_sets:
             self._reasons.setdefault(live_set, reason)
 
-    def take(self) -> tuple[Collection[LiveSet], str]:
-        """What waits for a plan, and why ("" if nothing does on this rank). Afterwards nothing does."""
+    def correct(self, corrections: Mapping[str, Correction]) -> None:
+        """Have the next plan count these corrections of the memory model, by block type, which this rank has measured.
+
+        They replace those of before, if there are any.
+        """
+        self._corrections = corrections or self._corrections
+
+    def take(self) -> Waiting:
+        """What waits for a plan. Afterwards nothing does."""
         taken, self._reasons = self._reasons, {}
-        return taken.keys(), next(iter(taken.values()), "")
+        return Waiting(taken.keys(), next(iter(taken.values()), ""), self._corrections)
+
+    def forget_corrections(self) -> None:
+        """Forget the corrections, unless something waits for a plan that is to count them."""
+        if not self:
+            self._corrections = {}
 
     def forget_planned(self) -> None:
         """There is a new plan: forget which live sets have one."""
         for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
             del self._most_blocks[name]
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
+        self._steps_since_plan = 0
 
     def forget(self, names: Collection[str]) -> None:
         """Forget the live sets with any of these block types, which this rank has forgotten.

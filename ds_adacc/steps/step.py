@@ -19,6 +19,7 @@ class Step:
     """One optimizer step, with all its micro-batches. When it has ended, a new `Step` replaces it.
 
     `recomputes`: every block recomputes all that it can, so that measuring policies fits where full checkpointing fits.
+    `is_quiet`: nothing is due in it on any rank.
     `observer`: a step that records, measures or tries has one from the start. Another step gets one when it calls a
     block without a policy, and `is_partly_observed` is true then.
     `current_pass`: the forward and backward that run now. The engine tells of the end of a backward that it runs.
@@ -32,9 +33,16 @@ class Step:
     on trial, and forget the adopted types.
     """
 
-    def __init__(self, purpose: Purpose, device: torch.device | None = None, recomputes: bool = False) -> None:
+    def __init__(
+        self,
+        purpose: Purpose,
+        device: torch.device | None = None,
+        recomputes: bool = False,
+        is_quiet: bool = False,
+    ) -> None:
         self.purpose = purpose
         self.recomputes = recomputes
+        self.is_quiet = is_quiet
         self.observer: Observer | None = None
         self.is_partly_observed = False
         self.was_cut_short = False
@@ -113,7 +121,7 @@ class Step:
         """Close the step, and return one that observes anew. What has been verified and measured in it counts."""
         self.drop_pass()
         self.close()
-        step = Step(self.purpose, device, self.recomputes)
+        step = Step(self.purpose, device, self.recomputes, self.is_quiet)
         step.passes, step.verified, step.probed, step.tried = self.passes, self.verified, self.probed, self.tried
         return step
 

@@ -20,11 +20,9 @@ Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan f
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
@@ -40,7 +38,6 @@ from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot, Ranks
 from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.plan.solve import Forgiven
-from ds_adacc.program.module_class import name_in_model
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
@@ -85,16 +82,15 @@ class StepController:
         self.plan_log = PlanLog(self.agreement, journal, ranks)
         self._coordinator = coordinator
         self._binder = binder
-        self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.blocks = BlockRegistry()
         self._begin(State())
 
     def _begin(self, state: State) -> None:
         """Begin a run, or continue one from a saved state."""
-        self.blocks = BlockRegistry(state.blocks, self._names)
+        self.blocks.restore(state.blocks)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement, self.blocks)
-        self.trials = Trials(self.agreement, self._binder, self.tracks, state.errors)
         self._chooser = PolicyChooser(self.blocks, self.agreement, self._binder)
         self.calibration = Calibration(state.corrected)
         self.plan: Plan | None = state.plan
@@ -105,18 +101,10 @@ class StepController:
         if self.tracks:
             self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
         self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter)
-        self._corrections: Mapping[str, Correction] = {}  # of what waits
-        self._planned_in = self.schedule.ended  # the step that made the last plan, or was the last before a resume
-        self._pass_end_is_pending = False  # the end of a pass, which `end_pending_pass` takes care of
-        self._is_quiet = False  # whether nothing is due in this step, on any rank
+        self.trials = Trials(self.agreement, self._binder, self.pending, self.tracks, state.errors)
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
-        self._timed_late: set[str] = set()  # block types of which a second forward was timed after their plan
-        self._restored_plan = state.plan  # until the user is told of it
+        self.plan_log.resume(state.plan)
         self.step = self._next_step()
-
-    def name_modules(self, model: nn.Module) -> None:
-        """Call the modules of the model by their names in it, which are the same on all ranks."""
-        self._names.update({module: name_in_model(name, module) for name, module in model.named_modules()})
 
     @property
     def device(self) -> torch.device | None:
@@ -132,7 +120,8 @@ class StepController:
         if self.stepped or not self.step.was_observed:
             return
         if self.step.is_partly_observed:
-            self.step = Step(Purpose.OBSERVE)  # calls before the new block were not counted: observe a whole step
+            # Calls before the new block were not counted: observe a whole step.
+            self.step = Step(Purpose.OBSERVE, is_quiet=self.step.is_quiet)
         else:
             self.end_step()
 
@@ -154,9 +143,9 @@ class StepController:
     def note_call(self, block: Block, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
         """Note a call of this program. What an earlier call holds of its inputs, that call only retains."""
         digest = recording.digest
-        self.agreement.note_use(digest)
+        has_policy = self.agreement.note_use(digest)
         self.new_sizes.symbolic_types.note_use(digest)
-        self.step.note_call(digest, block, self.agreement.known_types[digest].agreed is not None)
+        self.step.note_call(digest, block, has_policy)
         saved = {place: inputs[place] for place in recording.saved_inputs}
         for owner, place in self.step.current_pass.given.add(digest, saved):
             known = self.agreement.known_types.get(owner)
@@ -166,7 +155,7 @@ class StepController:
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
         if self.agreement.note_second_forward(digest, seconds):
-            self._timed_late.add(self.agreement.origin(digest))
+            self.pending.note_late(self.agreement.origin(digest), "second forwards were timed after the plan")
 
     def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
@@ -175,30 +164,25 @@ class StepController:
         """
         return self.step.current_pass.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
 
-    def note_device(self, device: torch.device) -> None:
-        """Note the device on which a block runs. An accelerator counts more than the CPU."""
-        if self.device is None or self.device.type == "cpu":
-            self._binder.device = device
-
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set.
 
         At the end of `loss.backward()` autograd still runs, and no profiler can be stopped. So the end of the pass is
         pending, until `end_pending_pass`.
         """
-        self._pass_end_is_pending = is_in_backward()
-        if self._pass_end_is_pending:
+        current = self.step.current_pass
+        current.end_is_pending = is_in_backward()
+        if current.end_is_pending:
             return
-        keeps_graph = self.step.current_pass.keeps_graph
         ran = self.step.end_pass()
-        if keeps_graph:
+        if current.keeps_graph:
             self.pending.note_kept_graph(ran)
         if self.pending.note(ran, self.step.is_fully_observed):
             self.choose_policies(ran)
 
     def end_pending_pass(self) -> None:
         """End the pass if `end_backward` could not. Called before the next forward, and before the optimizer runs."""
-        if self._pass_end_is_pending and not is_in_backward():
+        if self.step.current_pass.end_is_pending and not is_in_backward():
             self.end_backward()
 
     def note_update(self) -> None:
@@ -223,23 +207,13 @@ class StepController:
         self.schedule = self.schedule.with_step_ended()
         self.review = None
         try:
-            if self._restored_plan is not None and self.agreement.known_types:
-                restored, self._restored_plan = self._restored_plan, None
-                self.plan_log.restored(restored, self.observation, self.schedule.ended)
-            self._corrections = conclude_observation(self) or self._corrections
+            self.plan_log.end_step(self.observation, self.schedule.ended)
+            conclude_observation(self)
             # 3. What waits for a plan?
-            for late in self.trials.take_late():
-                self.pending.add(self.agreement.partners([late]), "gradient errors were measured after the plan")
-            late, self._timed_late = sorted(self._timed_late & self.agreement.known_types.keys()), set()
-            if late:
-                self.pending.add(self.agreement.partners(late), "second forwards were timed after the plan")
-            self.pending.end_step(self.schedule.ended - self._planned_in)
-            # A rank that knows none of the block types would have nothing to report of them.
-            is_due = bool(self.pending) and not self.pending.names.isdisjoint(self.agreement.known_types)
-            if self._ballot.ask(is_due, self._is_quiet):
+            self.pending.end_step()
+            if self._ballot.ask(self.pending.is_due, self.step.is_quiet):
                 self.plan_pending()
-            if not self.pending:
-                self._corrections = {}
+            self.pending.forget_corrections()
             # 4. and 5. What do trials, or outliers, tell of the plan?
             if self.step.purpose is Purpose.TRY:
                 conclude_trials(self)
@@ -260,14 +234,14 @@ class StepController:
         purpose = Purpose.OBSERVE if self.plan is None else self.schedule.next_purpose(self.tracks)
         # All ranks communicate at the end of a step for which anything is due. So what this rank alone has not observed
         # must not decide whether the next step is one: it is observed only where nothing is due.
-        self._is_quiet = purpose is Purpose.RUN
-        if self._is_quiet:
+        is_quiet = purpose is Purpose.RUN
+        if is_quiet:
             is_unsettled = self.observation is None or bool(self.pending) or self.pending.wants_observation
             if not self.stepped:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
             purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
-        return Step(purpose, self.device, recomputes)
+        return Step(purpose, self.device, recomputes, is_quiet)
 
     def plan_pending(self) -> None:
         """Plan for the live sets that wait for a plan. The first plan must fit the budget.
@@ -275,13 +249,13 @@ class StepController:
         A live set whose programs are planned for at another size adopts policies from that plan. If none fit, it waits.
         """
         is_first = self.plan is None
-        live_sets, reason = self.pending.take()
+        live_sets, reason, corrections = self.pending.take()
         if is_first:
             reason = "first step recorded"
         elif self.agreement.undecided:
             reason = "new shapes recorded"
         largest, others = self.new_sizes.adopter.largest(live_sets)
-        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=self._corrections)
+        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]
         adopter, passes = self.new_sizes.adopter, (largest_pass(self.agreement, names) for names in known)
@@ -305,8 +279,7 @@ class StepController:
         self.step.passes = {}
         repeatable = Repeatable.of(self.blocks.all(), self.agreement.forward_order.names)
         plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections, repeatable)
-        self.plan, self.observation, self._planned_in = plan, None, self.schedule.ended
-        self._restored_plan = None
+        self.plan, self.observation = plan, None
         self.pending.forget_planned()
         self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
         adopted = self.new_sizes.adopter.adopt_from_plan(plan)
@@ -326,7 +299,7 @@ class StepController:
         priced at the end of its backward. So these must be known until then.
         """
         if self.step.observer is None:
-            needed = {*self.step.current_pass.called, *self.pending.names, *self.trials.late}
+            needed = {*self.step.current_pass.called, *self.pending.names}
             self.pending.forget(self.new_sizes.forget_adopted(needed, _MOST_ADOPTED))
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
@@ -351,7 +324,7 @@ class StepController:
         if self.plan is not None:
             self.pending.add_all("block inputs are held in another way")
             self.step.close()
-            self.step, self._is_quiet = Step(Purpose.OBSERVE), False  # the same on every rank, as all ranks call this
+            self.step = Step(Purpose.OBSERVE)  # the same on every rank, as all ranks call this
 
     # -- checkpoints
 

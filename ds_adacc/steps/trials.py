@@ -28,6 +28,7 @@ from ds_adacc.profile.unmeasurable import why_unmeasurable
 from ds_adacc.program.recording import Recording
 from ds_adacc.record.capture import Capture
 from ds_adacc.steps.binder import Binder
+from ds_adacc.steps.pending_live_sets import PendingLiveSets
 from ds_adacc.steps.step import Step
 from ds_adacc.steps.step_schedule import Purpose
 
@@ -35,18 +36,23 @@ from ds_adacc.steps.step_schedule import Purpose
 class Trials:
     """Knows what is to be measured in a call, and collects the results.
 
-    `remembered`: the codecs' errors, by block type, of the run that this one resumes. `tracks`: whether there are
-    tracking steps.
+    `pending`: is told of block types whose codecs were measured only after a plan was made. `tracks`: whether there are
+    tracking steps. `remembered`: the codecs' errors, by block type, of the run that this one resumes.
     """
 
     def __init__(
-        self, agreement: Agreement, binder: Binder, tracks: bool, remembered: Mapping[str, CodecErrors]
+        self,
+        agreement: Agreement,
+        binder: Binder,
+        pending: PendingLiveSets,
+        tracks: bool,
+        remembered: Mapping[str, CodecErrors],
     ) -> None:
         self._agreement = agreement
-        self._tracks = tracks
         self._binder = binder
+        self._pending = pending
+        self._tracks = tracks
         self.remembered = remembered
-        self.late: set[str] = set()  # the block types whose codecs were measured only after a plan was made
 
     @property
     def max_error(self) -> float | None:
@@ -93,7 +99,7 @@ class Trials:
                 with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
                 if known.agreed is not None and is_training:
-                    self.late.add(variant.digest)
+                    self._pending.note_late(variant.digest, "gradient errors were measured after the plan")
             if trial is not None and is_training:
                 trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
 
@@ -116,11 +122,6 @@ class Trials:
             return False
         assert variant.policy is not None  # it is about to run it
         return known.agreed is None or not variant.policy.lossy_values(known.agreed.spec.profile)
-
-    def take_late(self) -> list[str]:
-        """The block types that are `late` since this was asked last."""
-        late, self.late = sorted(self.late), set()
-        return late
 
     def unfinished(self, blocks: BlockRegistry) -> list[tuple[Block, Trial]]:
         """The trials of policies that may not run before they are measured, which this step has not done.

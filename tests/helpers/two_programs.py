@@ -57,3 +57,8 @@ class TwoPrograms:
             return total
 
         return zoo.gradients(nn.ModuleList(stacks), inputs, {}, through)
+
+
+def unpriced(agreement):
+    """The block types that have adopted policies which may not fit beside the largest sizes of other programs."""
+    return {name for name, agreed in agreement.adopted_types.items() if not agreed.is_priced}

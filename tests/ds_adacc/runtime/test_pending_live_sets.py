@@ -3,7 +3,7 @@
 import pytest
 import torch
 import zoo
-from two_programs import TwoPrograms
+from two_programs import TwoPrograms, unpriced
 
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.steps import step_controller
@@ -46,12 +46,12 @@ def test_sizes_that_were_forgotten_are_looked_at_together_when_they_come_again(m
     agreement = training.runtime.agreement
     for pair in ((24, 24), (16, 16), (20, 20), (8, 40)):
         training.step(pair)
-    (longer,) = agreement.unpriced
+    (longer,) = unpriced(agreement)
     for length in range(9, 14):
         training.step((length, length))
     assert longer not in agreement.known_types
     training.step((8, 40))
-    assert agreement.unpriced == {longer} and not agreement.undecided
+    assert unpriced(agreement) == {longer} and not agreement.undecided
 
 
 def test_what_waits_for_a_plan_waits_no_longer_once_its_sizes_are_forgotten():

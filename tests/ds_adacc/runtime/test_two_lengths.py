@@ -8,7 +8,7 @@ import torch
 import zoo
 from any_size import Training
 from torch import nn
-from two_programs import TwoPrograms
+from two_programs import TwoPrograms, unpriced
 
 from ds_adacc.plan import coordinator
 from ds_adacc.plan.peak_estimate import estimated_peak
@@ -79,7 +79,7 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
     for pair in ((24, 24), (16, 16), (20, 20), (8, 40)):
         training.step(pair)
     assert planned == [1] and not agreement.undecided
-    assert agreement.unpriced <= agreement.origins.keys() and agreement.unpriced
+    assert unpriced(agreement) <= agreement.origins.keys() and unpriced(agreement)
     for pair in ((8, 40), (16, 40), (24, 40), (12, 40)):
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
