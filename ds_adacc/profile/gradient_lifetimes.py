@@ -22,9 +22,14 @@ SUMS = ("add", "add_", "sub", "sub_")
 class GradientLifetimes:
     """A gradient is alive from the step of its value's last reader to that of the value's producer.
 
-    A part of a split value has a gradient of its own, which waits for those of the other parts. After the step of the
-    operator that reads any of them first, they are joined to the gradient of the value: what reads the parts is in so
-    far one reader of the value, that operator. Values have their index here, and parts have further numbers.
+    Values have their index here. What is less than a value has a gradient of its own, and a further number:
+
+    * A part of a split value. Its gradient waits for those of the other parts. After the step of the operator that
+      reads any of them first, the last such step in backward, all are joined to one of the whole.
+    * A slice of a value, or of a part. After the step of its reader, its gradient is put into one of the whole.
+
+    What reads a part or a slice is no reader of the whole. The operator after whose step the gradient of the whole is
+    made of theirs counts as one.
 
     `required`: the values that get a gradient.
     """
@@ -35,9 +40,12 @@ class GradientLifetimes:
         self._bytes = [value.nbytes for value in recording.values]
         self._born = [max(-1 if value.producer is None else value.producer, 0) for value in recording.values]
         self._parts: dict[tuple[int, Geometry], int] = {}
-        self._joined: dict[int, list[int]] = {}  # by operator, the values whose parts are joined after its step
-        self._find_parts()
-        self._alive_ever = {*self.required, *self._parts.values()}
+        self._slices: dict[tuple[int, ValueRef], int] = {}  # by the operator that reads it
+        self._first_read: dict[int, int] = {}  # by split value, the operator that reads a part of it first
+        self._joined: dict[int, list[int]] = {}  # by operator, the wholes that get a gradient after its step
+        for op in recording.ops:
+            self._number_views(op)
+        self._counted = {*self.required, *range(len(recording.values), len(self._bytes))}
         self._readers: dict[int, list[RecordedOp]] = {}
         for op in recording.ops:
             for number in dict.fromkeys((*self._gets(op), *self._joined.get(op.index, ()))):
@@ -67,7 +75,7 @@ class GradientLifetimes:
 
     def _during(self, index: int, workspace: int, sums: bool) -> int:
         """As `most`, without joining. What is added to other gradients counts if `sums`."""
-        later = [number for number in self._joined.get(index, ()) if self._last_read(number) == index]
+        later = {whole for whole in self._joined.get(index, ()) if self._comes_after(whole, index)}
         owners = Counter(self._owner(number, index) for number in self._alive[index] if number not in later)
         total = sum(self._bytes[owner] for owner in owners)
         if index == len(self.recording.ops):
@@ -75,26 +83,32 @@ class GradientLifetimes:
         op = self.recording.ops[index]
         if op.detached:
             return total + workspace
-        added = [number for number in self._references(op) if number in self._alive_ever]
+        added = [number for number in self._references(op) if number in self._counted]
         added = [number for number in added if self._last_read(number) > index]
         # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that.
         shared = [number for number in added if owners[self._owner(number, index)] > 1]
         of_sums = max((self._bytes[number] for number in shared), default=0) if sums else 0
         beside = sum(self._bytes[number] for number in added)
-        return total + self._slices(op) + beside + self._parameters(op) + max(workspace, of_sums)
+        return total + beside + self._parameters(op) + max(workspace, of_sums)
 
     def _joining(self, index: int) -> int:
-        """The bytes when parts are joined, after the step of operator `index`: it has let go of what it got.
+        """The bytes when wholes are made of parts and slices, after the step of `index`: it has let go of what it got.
 
-        Parts without a gradient are joined as zeros.
+        Parts without a gradient are joined as zeros. What has a gradient already gets another one, which is then added
+        to it.
         """
         outputs = self.recording.ops[index].outputs
         alive = {self._owner(number, index) for number in self._alive[index] if number not in outputs}
-        joined = self._joined[index]
-        zeros = sum(self._bytes[value] - self._of_parts(value) for value in joined)
-        # What has a gradient already gets another one, which is then added to it.
-        others = sum(self._bytes[value] for value in joined if self._last_read(value) > index)
-        return sum(self._bytes[owner] for owner in alive) + zeros + others
+        more = 0
+        for whole, times in Counter(self._joined[index]).items():
+            more += self._bytes[whole] * (min(times, 2) - self._comes_after(whole, index))  # one is among those alive
+            parts = [self._bytes[number] for (value, _), number in self._parts.items() if value == whole]
+            more += max(self._bytes[whole] - sum(parts), 0) if parts else 0
+        return sum(self._bytes[owner] for owner in alive) + more
+
+    def _comes_after(self, whole: int, index: int) -> bool:
+        """Whether the first gradient of a whole is the one that is made after the step of operator `index`."""
+        return self._last_read(whole) == index and whole not in self._references(self.recording.ops[index])
 
     def arriving(self, index: int) -> int:
         """Bytes of the gradients that are alive when the step of operator `index` begins."""
@@ -108,7 +122,7 @@ class GradientLifetimes:
         In one pass: a block may have thousands of operators, of which each has few such values.
         """
         born: dict[int, list[int]] = {}
-        for number in sorted(self._alive_ever):
+        for number in sorted(self._counted):
             born.setdefault(self._born[number], []).append(number)
         found: list[list[int]] = []
         alive: list[int] = []
@@ -138,50 +152,46 @@ class GradientLifetimes:
                     assert given is not None  # else it would hand on nothing
                     self._handed_on[index] = self._owner(given, op.index)
 
-    def _find_parts(self) -> None:
-        """Give a number to each part that has a gradient, and find the operator after whose step it is joined."""
-        first: dict[int, int] = {}  # by value, the operator that reads a part of it first, so the last one in backward
-        for op in self.recording.ops:
-            for ref in () if op.detached else op.references:
-                if not isinstance(ref, ValueRef) or ref.part is None or ref.index not in self.required:
-                    continue
-                first.setdefault(ref.index, op.index)
-                if (ref.index, ref.part) not in self._parts:
-                    self._parts[ref.index, ref.part] = len(self._bytes)
-                    self._bytes.append(ref.part.nbytes)
-                    self._born.append(first[ref.index])
-        for value, index in first.items():
-            self._joined.setdefault(index, []).append(value)
+    def _number_views(self, op: RecordedOp) -> None:
+        """Give numbers to the parts and slices that `op` reads, if they get a gradient."""
+        for ref in () if op.detached else op.references:
+            if not isinstance(ref, ValueRef) or ref.index not in self.required:
+                continue
+            whole, looks = ref.index, self.recording.values[ref.index].geometry
+            if ref.part is not None:
+                if ref.index not in self._first_read:
+                    self._first_read[ref.index] = op.index
+                    self._joined.setdefault(op.index, []).append(ref.index)
+                looks = ref.part
+                whole = self._parts.get((ref.index, ref.part)) or self._new(ref.part, self._first_read[ref.index])
+                self._parts[ref.index, ref.part] = whole
+            if ref.geometry.nbytes < looks.nbytes:
+                self._slices[op.index, ref] = self._new(ref.geometry, op.index)
+                self._joined.setdefault(op.index, []).append(whole)
+
+    def _new(self, geometry: Geometry, born: int) -> int:
+        """A number for what has this geometry. `born`: the operator after whose step its gradient is gone."""
+        self._bytes.append(geometry.nbytes)
+        self._born.append(born)
+        return len(self._bytes) - 1
 
     def made(self, op: RecordedOp) -> int:
         """Bytes of the gradients that the step of `op` itself makes."""
-        wholes = sum(self._bytes[number] for number in self._references(op) if number in self._alive_ever)
-        return wholes + self._slices(op) + self._parameters(op)
+        made = sum(self._bytes[number] for number in self._references(op) if number in self._counted)
+        return made + self._parameters(op)
 
     def _gets(self, op: RecordedOp) -> Sequence[int]:
         """What gets a gradient from the step of `op`, if it has one. A value written to past autograd keeps its own."""
         return written_values(op) if op.detached else self._references(op)
 
     def _references(self, op: RecordedOp) -> Sequence[int]:
-        """The values and parts that it reads, each once."""
+        """The values, parts and slices that it reads, each once."""
         refs = (ref for ref in op.references if isinstance(ref, ValueRef))
-        return list(dict.fromkeys(self._number(ref) for ref in refs))
+        return list(dict.fromkeys(self._number(op, ref) for ref in refs))
 
-    def _number(self, ref: ValueRef) -> int:
-        return ref.index if ref.part is None else self._parts.get((ref.index, ref.part), ref.index)
-
-    def _of_parts(self, value: int) -> int:
-        """Bytes of the gradients of a value's parts."""
-        return sum(self._bytes[number] for (whole, _), number in self._parts.items() if whole == value)
-
-    def _slices(self, op: RecordedOp) -> int:
-        """Each view that is less than a value, or a part, first gets a gradient of its own."""
-        total = 0
-        for ref in op.references:
-            if isinstance(ref, ValueRef) and ref.index in self.required:
-                whole = ref.part or self.recording.values[ref.index].geometry
-                total += ref.geometry.nbytes if ref.geometry.numel < whole.numel else 0
-        return total
+    def _number(self, op: RecordedOp, ref: ValueRef) -> int:
+        part = None if ref.part is None else self._parts.get((ref.index, ref.part))
+        return self._slices.get((op.index, ref), ref.index if part is None else part)
 
     def _parameters(self, op: RecordedOp) -> int:
         """The gradients of the parameters that `op` reads, before they are added to `.grad`."""

@@ -183,6 +183,11 @@ def split_and_sliced(x):
     return left.exp() * both[:, :SIZE].cos() * right.sin()
 
 
+def with_a_slice_beside_the_whole(x):
+    both = torch.cat([x.sin()] * 2, -1)
+    return (both * both[:, :1]).exp()[:, :SIZE].sin() * x
+
+
 def sliced(x):
     """Each slice has a gradient as large as the whole."""
     both = torch.cat([x.sin()] * 2, -1)
@@ -200,6 +205,7 @@ SPLITS = [
     with_slices_of_parts,
     split_twice,
     split_and_sliced,
+    with_a_slice_beside_the_whole,
 ]
 BLOCKS = [
     one_residual,
