@@ -12,7 +12,6 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
-from ds_adacc.log import get_logger
 from ds_adacc.runtime.find_blocks import no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
@@ -72,7 +71,7 @@ class Adacc:
             return
         self._backwards += 1
         if self._backwards == _MANY_BACKWARDS * micro_batches:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no plan, "
                 "and every block recomputes. Call engine.step() after each engine.backward()",
                 self._backwards,
@@ -101,7 +100,7 @@ class Adacc:
         names = no_longer_in(self._model, self.blocks)
         if names:
             self._has_told_of_replaced = True
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place run as "
                 "without ds_adacc, outside of memory_budget. Change the model before its engine is made",
                 len(names),
@@ -111,18 +110,18 @@ class Adacc:
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc has no effect in this engine: a later engine of its model, or other code, has replaced the "
                 "forward of its blocks. Make the engine that trains the model last, and change the blocks before that"
             )
         elif self.blocks:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc is enabled but does nothing: %s in training. List the classes of the blocks that do run in "
                 "adacc.blocks",
                 none_ran(list(self.blocks)),
             )
         else:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )

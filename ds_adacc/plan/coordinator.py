@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
@@ -113,7 +112,7 @@ class Coordinator:
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s. %s"
                 reason = group.solution.fallback.rstrip(".")
-                get_logger().warning(text, which, reason, more_time(self.agreement.config))
+                self.agreement.log.warning(text, which, reason, more_time(self.agreement.config))
             if group.shortfall:
                 if stays:
                     which = "The old plan stays in force"
@@ -127,7 +126,7 @@ class Coordinator:
                 )
                 peak, reason = group.solution.peak, group.shortfall.rstrip(".")
                 peak_text, budget_text = planner.human_bytes(peak), planner.human_bytes(plan.budget)
-                get_logger().warning(text, budget_text, which, peak_text, fraction(peak, plan.without), reason)
+                self.agreement.log.warning(text, budget_text, which, peak_text, fraction(peak, plan.without), reason)
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""

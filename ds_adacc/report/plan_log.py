@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from ds_adacc.log import get_logger
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.live_sets import TypePolicies
@@ -42,7 +41,7 @@ class PlanLog:
         self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
         self._is_promised = self._has_tracked = False
-        self._log = get_logger()
+        self._log = agreement.log
 
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""

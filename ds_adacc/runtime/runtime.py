@@ -85,7 +85,7 @@ class Runtime:
         self.calls = 0
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
-        self.warnings = Warnings()
+        self.warnings = Warnings(self.agreement.log)
         self.asked = Asked()
         # Not a method of this object: it would then be kept alive until Python's collector comes.
         inside = functools.partial(_inside, self._threads)

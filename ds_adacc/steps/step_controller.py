@@ -96,7 +96,7 @@ class StepController:
         self.new_sizes = NewSizes(self.agreement, self.blocks)
         self.trials = Trials(self.agreement, self._binder, self.tracks, state.errors)
         self._chooser = PolicyChooser(self.blocks, self.agreement, self._binder)
-        self.calibration = Calibration(state.corrected)
+        self.calibration = Calibration(self.agreement.log, state.corrected)
         self.plan: Plan | None = state.plan
         self.observation: Observation | None = state.observation
         self.review: Review | None = None
