@@ -30,7 +30,7 @@ from ds_adacc.plan.rank_reports import (
 )
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.plan.repeated_collectives import Repeatable, RepeatableByAll
-from ds_adacc.plan.solve import Forgiven, more_time, solve
+from ds_adacc.plan.solve import Forgiven, solve, with_advice
 
 
 class Coordinator:
@@ -110,9 +110,8 @@ class Coordinator:
             if group.solution.fallback and not group.shortfall and group.solution.fallback not in told:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
-                text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s. %s"
-                reason = group.solution.fallback.rstrip(".")
-                self.agreement.log.warning(text, which, reason, more_time(self.agreement.config))
+                text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s"
+                self.agreement.log.warning(text, which, with_advice(group.solution.fallback, self.agreement.config))
             if group.shortfall:
                 if stays:
                     which = "The old plan stays in force"
