@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from ds_adacc.config.activation_checkpointing import ADVICE, Options, unknown_ke
 from ds_adacc.config.activation_checkpointing import SECTION as OPTIONS
 from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
+from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import name_of, with_modules
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.runtime_registry import RuntimeRegistry
@@ -245,11 +246,21 @@ def _layers_run_by(function: Any) -> Callable[..., Any] | None:
         return None
     held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
     start, end = held["start"], held["end"]
-    return functools.partial(_pipeline_layers, start, end, *held["self"].forward_funcs[start:end])
+    layers = held["self"].forward_funcs[start:end]
+    owner = functools.partial(_pipeline_layers, start, end, *layers)
+    owner.__qualname__ = _name_of_layers(held["self"]._local_start + start, layers)  # type: ignore[attr-defined]
+    return owner
 
 
 def _pipeline_layers(start: int, end: int, *layers: Callable[..., Any]) -> None:
     """Represents the layers from `start` to `end` of a stage as one block. It is never called."""
+
+
+def _name_of_layers(first: int, layers: Sequence[Callable[..., Any]]) -> str:
+    """What to call these layers: "layers.4-7 (Block)". `first`: the number of the first in the whole pipeline."""
+    numbers = f"{first}-{first + len(layers) - 1}" if len(layers) > 1 else str(first)
+    classes = (class_name(each) if isinstance(each, nn.Module) else name_of(each).split(".")[-1] for each in layers)
+    return f"layers.{numbers} ({', '.join(dict.fromkeys(classes))})"
 
 
 def _in_deepspeeds_form(outputs: Any) -> Any:

@@ -6,6 +6,8 @@ import logging
 import math
 import os
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 _FIRST = 3  # of events that are alike, the first are logged one by one
 
@@ -30,3 +32,19 @@ def get_logger() -> logging.Logger:
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
     return logger
+
+
+class EngineLog(logging.LoggerAdapter[logging.Logger]):
+    """The logger for lines about one engine. `engine` is what users may call it, such as "engine 2 (Discriminator)".
+
+    The lines begin with that if the engine `is_one_of_several`, whose blocks may have the same names.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(get_logger())
+        self.engine = ""
+        self.is_one_of_several = False
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """The message as it is logged, and `kwargs` as they are."""
+        return f"{self.engine}: {msg}" if self.is_one_of_several else msg, kwargs

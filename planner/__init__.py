@@ -69,10 +69,11 @@ from ds_adacc.planner.solution import (
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import solve_uniform
-from ds_adacc.planner.solver_process import NoAnswer, in_process, least_peak_in_process, solve_in_process
+from ds_adacc.planner.solver_process import FAILED, NoAnswer, in_process, least_peak_in_process, solve_in_process
 from ds_adacc.planner.without_solver import leanest
 
 __all__ = [
+    "FAILED",
     "HOPELESS",
     "OFFLOAD",
     "RETAIN",

@@ -29,6 +29,7 @@ from ds_adacc.planner.without_solver import leanest, without_solver
 Found = TypeVar("Found")
 
 _START_SECONDS = 5.0
+FAILED = "the solver's process failed"  # with this begins a text of `NoAnswer` if more time would not have helped
 _MARK = b"\0answer of ds_adacc.planner\0"  # what stands before it on stdout was printed while Python started
 # Run with the parent's `sys.path` as arguments. `python -m` would look in the current directory first, where a clone of
 # this project has a folder of the same name without the planner.
@@ -84,10 +85,10 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
         child = _run(question, limit - (time.perf_counter() - began), limit)
     _, marked, answer = child.stdout.partition(_MARK)
     if child.returncode < 0:
-        raise NoAnswer(f"the solver's process was ended by signal {-child.returncode}")
+        raise NoAnswer(f"{FAILED}: it was ended by signal {-child.returncode}")
     if child.returncode != 0 or not marked:
         raise NoAnswer(
-            f"the solver's process ended with code {child.returncode}: {_last_words(child.stderr)}. `ds_adacc doctor` "
+            f"{FAILED}: it ended with code {child.returncode}: {_last_words(child.stderr)}. `ds_adacc doctor` "
             "tells whether the solver works here; if it does, please report this"
         )
     found = pickle.loads(answer)
@@ -115,7 +116,7 @@ def _run(question: Callable[[], Any], seconds: float, limit: float) -> subproces
     except subprocess.TimeoutExpired as error:
         raise NoAnswer(f"the solver's process gave no answer in {limit:g} seconds") from error
     except OSError as error:  # such as no memory for a process
-        raise NoAnswer(f"the solver's process did not start: {error}") from error
+        raise NoAnswer(f"{FAILED}: it did not start: {error}") from error
 
 
 def _serve() -> None:

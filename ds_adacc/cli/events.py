@@ -30,6 +30,7 @@ class Started(_Timed):
     ranks: Count
     device: str
     versions: dict[str, str]
+    model: str = ""  # its class; journals of earlier versions do not have it
     section: dict[str, Any]
     blocks: list[str]
 

@@ -16,7 +16,7 @@ from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.comparison import RULES, compare
 from ds_adacc.plan.live_sets import Component, LiveSet
 from ds_adacc.plan.plan import Group
-from ds_adacc.plan.solve import more_time
+from ds_adacc.plan.solve import with_advice
 
 Stage = Callable[[str], None]  # told what is being done
 
@@ -77,7 +77,7 @@ def plan(recorded: tuple[Recorded, Recorded], section: AdaccConfig, stage: Stage
         stage("estimating the largest micro-batch")
         estimate = _estimate(recorded, budget, seconds)
     except (planner.NoSolutionInTime, planner.NoAnswer) as error:
-        raise BadInput(f"{str(error).rstrip('.')}. {more_time(section)}") from error
+        raise BadInput(with_advice(str(error), section)) from error
     return Planned(first, budget, without, frontiers, solution, refusal, solve_seconds, baselines, policies, estimate)
 
 

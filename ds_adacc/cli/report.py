@@ -108,7 +108,7 @@ def _start(event: events.Started) -> RenderableType:
     ranks = "1 rank" if event.ranks == 1 else f"{event.ranks} ranks"
     return Text(
         f"began {event.time:%Y-%m-%d %H:%M:%S} with {ranks} on {event.device}\n{versions}\n"
-        f"blocks: {', '.join(event.blocks) or 'none'}"
+        f"blocks{f' of {event.model}' if event.model else ''}: {', '.join(event.blocks) or 'none'}"
     )
 
 

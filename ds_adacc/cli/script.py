@@ -62,12 +62,11 @@ def check_script(path: str) -> str:
             "the log says how many blocks were found"
         )
     for line, package, name in _calls(tree):
-        pattern, remedy = _ENTRIES.get(package, (None, ""))
-        if pattern is not None and fnmatchcase(name, pattern):
+        if _makes_engine(package, name):
             raise Absent(
                 f"{path} calls {package}'s {name} in line {line}, and nothing that enables ds_adacc: the section does "
                 "nothing",
-                remedy,
+                _ENTRIES[package][1],
             )
     what = "uses nothing that enables ds_adacc" if own else "does not import ds_adacc"
     raise Absent(f"{path} {what}, so the section does nothing, unless another module enables it", _ENABLE)
@@ -121,22 +120,40 @@ def _calls(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
     """Of each call the line, the package that what it calls comes from, and its name there.
 
     The package is "" if that is not known. A class of the script counts as the one that it inherits from, of
-    several the one that may make an engine.
+    several the one that may make an engine. Another name for something counts as that, as in `T = trl.DPOTrainer`.
     """
-    origins = {each.name: (each.path[0], each.path[-1]) for each in _imports(tree)}
+    origins = {each.name: (each.path[0], each.path[-1]) for each in _imports(tree) if _is_known(each)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.bases:
             bases = [_origin(base, origins) for base in node.bases]
-            origins[node.name] = next((base for base in bases if base[0] in _ENTRIES), bases[0])
+            origins[node.name] = next((base for base in bases if _makes_engine(*base)), bases[0])
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):  # a method may have the name of what is imported
+            origins.setdefault(node.name, ("", node.name))
+        elif isinstance(node, ast.Assign) and (origin := _origin(node.value, origins))[0]:
+            origins |= {target.id: origin for target in node.targets if isinstance(target, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield node.lineno, *_origin(node.func, origins)
 
 
+def _is_known(imported: _Import) -> bool:
+    """Whether it is known what names are imported. `from x import *` may import those of a package that is known."""
+    return imported.name != "*" or imported.path[0] in _ENTRIES
+
+
+def _makes_engine(package: str, name: str) -> bool:
+    return package in _ENTRIES and fnmatchcase(name, _ENTRIES[package][0])
+
+
 def _origin(node: ast.expr, origins: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
-    """The package and the name there of what an expression names; `origins` has those of the script's own names."""
+    """The package and the name there of what an expression names; `origins` has those of the script's own names.
+
+    A name that `origins` does not have is from where it has "*".
+    """
     if isinstance(node, ast.Name):
-        return origins.get(node.id, ("", node.id))
+        return origins.get(node.id) or (origins.get("*", ("", ""))[0], node.id)
+    if isinstance(node, ast.Subscript):  # of a generic class, such as `Trainer[Model]`
+        return _origin(node.value, origins)
     if isinstance(node, ast.Attribute):
         package, _ = _origin(node.value, origins)
         return package, node.attr

@@ -12,8 +12,7 @@ from torch import nn
 from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.config import AdaccConfig
-from ds_adacc.log import get_logger
-from ds_adacc.runtime.find_blocks import no_longer_in, none_ran
+from ds_adacc.runtime.find_blocks import beside, no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
 from ds_adacc.steps.step_controller import StepController
@@ -46,7 +45,7 @@ class Adacc:
         self._model = model
         self._has_served = False
         self._has_warned = False
-        self._has_told_of_replaced = False
+        self._has_told_of_replaced = self._has_told_of_added = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
 
@@ -72,7 +71,7 @@ class Adacc:
             return
         self._backwards += 1
         if self._backwards == _MANY_BACKWARDS * micro_batches:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "no step has come in %d backward passes. Until engine.step() has run the optimizer there is no plan, "
                 "and every block recomputes. Call engine.step() after each engine.backward()",
                 self._backwards,
@@ -82,7 +81,7 @@ class Adacc:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_stepped = True
         self._has_served = self._has_served or self.controller.ranks.any(self.runtime.calls > 0)
-        self._tell_of_replaced()
+        self._tell_of_changes()
         if self._has_served:
             try:
                 self.controller.end_step()
@@ -95,13 +94,24 @@ class Adacc:
             self._has_warned = True
             self._warn_of_no_calls()
 
-    def _tell_of_replaced(self) -> None:
-        if self._model is None or self._has_told_of_replaced:
+    def _tell_of_changes(self) -> None:
+        """Warn once if layers have taken the place of blocks, and once if some have been added."""
+        if self._model is None:
             return
         names = no_longer_in(self._model, self.blocks)
-        if names:
+        layers = beside(self._model, self.blocks).items()
+        added = [name for name, layer in layers if name not in names and not runs(self.runtime, layer)]
+        if added and not self._has_told_of_added:
+            self._has_told_of_added = True
+            self.controller.agreement.log.warning(
+                "added to the model: %d layers like the blocks found (the first: %s). They run as without ds_adacc, "
+                "outside of memory_budget. Change the model before its engine is made",
+                len(added),
+                added[0],
+            )
+        if names and not self._has_told_of_replaced:
             self._has_told_of_replaced = True
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place run as "
                 "without ds_adacc, outside of memory_budget. Change the model before its engine is made",
                 len(names),
@@ -111,18 +121,18 @@ class Adacc:
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc has no effect in this engine: a later engine of its model, or other code, has replaced the "
                 "forward of its blocks. Make the engine that trains the model last, and change the blocks before that"
             )
         elif self.blocks:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc is enabled but does nothing: %s in training. List the classes of the blocks that do run in "
                 "adacc.blocks",
                 none_ran(list(self.blocks)),
             )
         else:
-            get_logger().warning(
+            self.controller.agreement.log.warning(
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )

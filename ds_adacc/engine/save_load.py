@@ -15,7 +15,6 @@ from ds_adacc.compact import seed_file
 from ds_adacc.compact.compact import applied_steps
 from ds_adacc.engine import state_file
 from ds_adacc.environment import device_name, versions
-from ds_adacc.log import get_logger
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.steps.saved_state import State
 from ds_adacc.steps.step_schedule import StepSchedule
@@ -91,7 +90,7 @@ def _save(engine: Any, folder: Path) -> None:
     try:
         state_file.write(folder / _name(engine), _facts(engine), engine.adacc.runtime.state())
     except OSError as error:
-        get_logger().error(
+        engine.adacc.controller.agreement.log.error(
             "the plan could not be saved in %s. A run resumed from there makes a new one: %s", folder, error
         )
 
@@ -106,9 +105,9 @@ def _load(engine: Any, folder: Path) -> None:
     if not ranks.is_first:
         return
     if reasons:
-        get_logger().warning("a new plan is made: %s", reasons[0])
+        engine.adacc.controller.agreement.log.warning("a new plan is made: %s", reasons[0])
     elif state.plan is not None:
-        get_logger().info(
+        engine.adacc.controller.agreement.log.info(
             "the plan of the checkpoint %s is restored; it takes effect at the input sizes that it is for", folder
         )
 

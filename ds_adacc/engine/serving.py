@@ -63,6 +63,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         ranks=ranks.size,
         device=device_name(engine.device),
         versions=versions(),
+        model=class_name(engine.module),
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
@@ -81,9 +82,10 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     take_over_gradient_checkpointing(engine.module, blocks)
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module)
-    get_logger().info("%s", _summary(blocks, layers_around(engine.module, blocks)))
+    log = runtime.agreement.log
+    log.info("%s", _summary(blocks, layers_around(engine.module, blocks)))
     if blocks:
-        get_logger().info("the first step records and measures the blocks: it takes much longer than later steps")
+        log.info("the first step records and measures the blocks: it takes much longer than later steps")
 
 
 def leave_alone(engine: Any) -> None:

@@ -78,10 +78,10 @@ class Block:
 
     @property
     def kind(self) -> tuple[str, tuple[type | None, ...]]:
-        """The classes of its modules, None for one that is gone; of a function, its name too."""
+        """The classes of its modules, None for one that is gone; of a function, the last word of its name too."""
         modules = (reference() for reference in self._modules)
         classes = tuple(None if module is None else class_of(module) for module in modules)
-        return ("" if len(classes) == 1 else self.name), classes
+        return ("" if len(classes) == 1 else self.class_name), classes
 
     def find(self, signature: Signature, guards: Guards) -> Variant | None:
         """The variant for this signature and these guards; None if there is none.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger
+from ds_adacc.log import EngineLog
 from ds_adacc.observe.device_memory import DeviceMemory
 from ds_adacc.observe.step_profiler import Measured
 from ds_adacc.plan.block_type import KnownType
@@ -72,7 +72,8 @@ class Calibration:
     stays 0 if there was none.
     """
 
-    def __init__(self, corrected: int = 0) -> None:
+    def __init__(self, log: EngineLog, corrected: int = 0) -> None:
+        self._log = log
         self.corrected = corrected
 
     def compare(
@@ -89,13 +90,13 @@ class Calibration:
         """
         excess = excesses(measured, known_types)
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
-            _warn_of_others(known_types[digest], _size(excess.pop(digest)))
+            _warn_of_others(self._log, known_types[digest], _size(excess.pop(digest)))
         excess = at_planned_sizes(excess, known_types, origins)
         agreed = {digest: known_types[digest].in_force.correction for digest in excess}
         found = peak(plan, excess)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
         is_seen = len(unseen) < len(excess)
-        _tell_of_unseen(unseen, is_seen)
+        _tell_of_unseen(self._log, unseen, is_seen)
         observation = Observation(held, found if is_seen else None, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
@@ -173,11 +174,11 @@ def _is_doubted(excess: Correction, known: KnownType) -> bool:
     return abs(excess.forward) > max(made, retained) or abs(excess.backward or 0) > retained
 
 
-def _warn_of_others(known: KnownType, nbytes: int) -> None:
+def _warn_of_others(log: EngineLog, known: KnownType, nbytes: int) -> None:
     who = "other code has allocated it"
     if known.recording.runs_compiled:
         who = "other code has allocated it, or its compiled backward recomputes (a checkpoint inside)"
-    get_logger().warning(
+    log.warning(
         "while blocks like %s ran, %s more than planned was allocated. That is more than such a block takes, so %s, "
         "and the plan is not changed. If memory runs out, look for what allocates in backward: hooks, or buckets for "
         "communication (zero_optimization.reduce_bucket_size)",
@@ -187,11 +188,11 @@ def _warn_of_others(known: KnownType, nbytes: int) -> None:
     )
 
 
-def _tell_of_unseen(names: Sequence[str], is_seen: bool) -> None:
+def _tell_of_unseen(log: EngineLog, names: Sequence[str], is_seen: bool) -> None:
     """Log of which blocks the backward was not seen. `is_seen`: it was of others."""
     if names:
         what = "the observed peak counts one backward as planned" if is_seen else "the peak of the plan is not observed"
-        get_logger().info(
+        log.info(
             "%s: the end of the last backward of %s cannot be seen, since none of its inputs gets a gradient",
             what,
             " and ".join(sorted(set(names))),

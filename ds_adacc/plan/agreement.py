@@ -10,6 +10,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
+from ds_adacc.log import EngineLog
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
 from ds_adacc.plan.block_type import AdoptedType, AgreedType, KnownType
 from ds_adacc.plan.budget import Budget
@@ -49,11 +50,12 @@ class Agreement:
 
     What was planned is the same on every rank: a `Coordinator` changes it on all of them at once. What was adopted, at
     input sizes for which nothing was planned, is this rank's own: an `Adopter` adds it. `inputs` says how the block
-    inputs that a policy retains are to be held (see `placement`).
+    inputs that a policy retains are to be held (see `placement`). `log`: for what concerns these plans.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:
         self.config = config
+        self.log = EngineLog()
         self.budget = Budget(config)
         self.forward_order = ForwardOrder()
         self.inputs = InputPlacement()

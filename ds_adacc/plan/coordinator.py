@@ -9,7 +9,6 @@ from dataclasses import replace
 import torch
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import AgreedType
@@ -31,7 +30,7 @@ from ds_adacc.plan.rank_reports import (
 )
 from ds_adacc.plan.ranks import Ranks
 from ds_adacc.plan.repeated_collectives import Repeatable, RepeatableByAll
-from ds_adacc.plan.solve import Forgiven, more_time, solve
+from ds_adacc.plan.solve import Forgiven, solve, with_advice
 
 
 class Coordinator:
@@ -111,9 +110,8 @@ class Coordinator:
             if group.solution.fallback and not group.shortfall and group.solution.fallback not in told:
                 told.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
-                text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s. %s"
-                reason = group.solution.fallback.rstrip(".")
-                get_logger().warning(text, which, reason, more_time(self.agreement.config))
+                text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s"
+                self.agreement.log.warning(text, which, with_advice(group.solution.fallback, self.agreement.config))
             if group.shortfall:
                 if stays:
                     which = "The old plan stays in force"
@@ -127,7 +125,7 @@ class Coordinator:
                 )
                 peak, reason = group.solution.peak, group.shortfall.rstrip(".")
                 peak_text, budget_text = planner.human_bytes(peak), planner.human_bytes(plan.budget)
-                get_logger().warning(text, budget_text, which, peak_text, fraction(peak, plan.without), reason)
+                self.agreement.log.warning(text, budget_text, which, peak_text, fraction(peak, plan.without), reason)
 
     def _remember(self, live_sets: Iterable[LiveSet], plan: Plan) -> None:
         """Keep the live sets for later plans, except those that no plan fits: they would make others fail too."""

@@ -53,7 +53,7 @@ def solve(
                 raise
             group = planning.without_solver(component, str(error), smallest=None)
             if group.shortfall:
-                group = replace(group, shortfall=f"{group.shortfall.rstrip('.')}. {more_time(config)}")
+                group = replace(group, shortfall=with_advice(group.shortfall, config))
             groups.append(group)
         except planner.InfeasibleBudget as error:
             refusals.append(error)
@@ -65,9 +65,12 @@ def solve(
     return tuple(groups)
 
 
-def more_time(config: AdaccConfig) -> str:
-    """What to do where the solver found no plan, which may have another reason than a lack of time."""
-    return f"If that is a lack of time, raise adacc.solver.max_seconds (now {config.solver.max_seconds})"
+def with_advice(reason: str, config: AdaccConfig) -> str:
+    """Why the solver found no plan, without a full stop, and what to do if more time may help."""
+    reason = reason.rstrip(".")
+    if planner.FAILED in reason:
+        return reason
+    return f"{reason}. If that is a lack of time, raise adacc.solver.max_seconds (now {config.solver.max_seconds})"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -146,6 +147,11 @@ class Sizes(NamedTuple):
 
     lengths: tuple[int, ...]
     numbers: tuple[int, ...] = ()
+
+    def distance(self, other: Sizes) -> float:
+        """How far apart the lengths are: the sum of the logarithms of their ratios."""
+        pairs = zip(self.lengths, other.lengths, strict=False)  # inputs that share a storage have more
+        return sum(abs(math.log(max(one, 1) / max(two, 1))) for one, two in pairs)
 
 
 class _Fields(NamedTuple):

@@ -104,10 +104,11 @@ def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: di
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What to call the block in messages."""
-    if isinstance(function, functools.partial):
+    """What to call the block in messages. A partial may have a name of its own, as `update_wrapper` gives it one."""
+    name = getattr(function, "__qualname__", None)
+    if name is None and isinstance(function, functools.partial):
         return name_of(function.func)
-    return getattr(function, "__qualname__", type(function).__name__)
+    return type(function).__name__ if name is None else name
 
 
 def _code(function: Any) -> Hashable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from ds_adacc.log import get_logger
 from ds_adacc.observe.calibration import Observation
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.live_sets import TypePolicies
@@ -43,7 +42,7 @@ class PlanLog:
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
         self._is_promised = self._has_tracked = False
         self._untold: Plan | None = None  # the plan of a checkpoint, until a block has run under it
-        self._log = get_logger()
+        self._log = agreement.log
 
     def resume(self, plan: Plan | None) -> None:
         """A run begins, with this plan of a checkpoint; None: without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -66,6 +67,23 @@ def no_longer_in(model: nn.Module, blocks: Mapping[str, nn.Module]) -> list[str]
         moved = dict(blocks)
     present = set(model.modules()) if moved else set()  # all of them, which takes longer: others may lie around a block
     return [name for name, block in moved.items() if block not in present]
+
+
+def beside(model: nn.Module, blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The modules that lie beside the blocks and have the class of one, but are none, by name.
+
+    One that `torch.compile` has wrapped is what it wraps.
+    """
+    known, new = set(blocks.values()), {}
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in blocks):
+        with contextlib.suppress(AttributeError):  # the model has no module of such a name now
+            children = model.get_submodule(parent).named_children()
+            new |= {f"{parent}.{key}".lstrip("."): child for key, child in children if child not in known}
+    if not new:
+        return {}
+    classes = set(map(class_of, known))
+    unwrapped = {name: getattr(module, "_orig_mod", module) for name, module in new.items()}
+    return {name: module for name, module in unwrapped.items() if class_of(module) in classes and module not in known}
 
 
 def _hint(name: str, classes: Collection[str], layers: Collection[str]) -> str:

@@ -85,7 +85,7 @@ class Runtime:
         self.calls = 0
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
-        self.warnings = Warnings()
+        self.warnings = Warnings(self.agreement.log)
         self.asked = Asked()
         # Not a method of this object: it would then be kept alive until Python's collector comes.
         inside = functools.partial(_inside, self._threads)
@@ -222,7 +222,8 @@ class Runtime:
         new_sizes = self.controller.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
-        for digest in new_sizes.symbolic_types.one_of_each(relatives):
+        distances = {digest: signature.sizes.distance(sizes) for digest, (_, sizes) in relatives.items()}
+        for digest in new_sizes.symbolic_types.one_of_each(relatives, distances):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)

@@ -15,6 +15,7 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.execute.input_placement import InputPlacement, tensor_parallel_group
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import closure_of, name_of
 from ds_adacc.runtime.runtime import Runtime
 
@@ -48,6 +49,7 @@ class RuntimeRegistry:
         self.options = Options()
         self.mpu: Any = None
         self._ranks: tuple[dist.ProcessGroup, float, Ranks] | None = None
+        self._count = 0  # of engines, those that are gone too
 
     @property
     def runtime(self) -> Runtime | None:
@@ -118,6 +120,7 @@ class RuntimeRegistry:
             self._own.controller.abandon()
         modules = weakref.WeakSet(() if module is None else module.modules())
         self._of_engines.append((weakref.ref(runtime, self._forget), modules))
+        self._name(runtime, module)
         runtime.controller.hold_inputs(placement)
         if module is not None:
             runtime.blocks.name_modules(module)
@@ -149,6 +152,15 @@ class RuntimeRegistry:
     @property
     def _runtimes(self) -> list[Runtime]:
         return [runtime for reference, _ in self._of_engines if (runtime := reference()) is not None]
+
+    def _name(self, runtime: Runtime, module: nn.Module | None) -> None:
+        """Name a new engine. If there are others, the log names each from now on: their blocks may have one name."""
+        self._count += 1
+        model = "" if module is None else f" ({class_name(module)})"
+        runtime.agreement.log.engine = f"engine {self._count}{model}"
+        runtimes = self._runtimes
+        for each in runtimes:
+            each.agreement.log.is_one_of_several |= len(runtimes) > 1
 
     def _ranks_of(self, group: dist.ProcessGroup | None, max_seconds: float) -> Ranks:
         """The ranks of the group. They stay the same if they can: each `Ranks` opens connections for good."""

@@ -9,7 +9,7 @@ import torch
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.log import get_logger
+from ds_adacc.log import EngineLog
 from ds_adacc.python_state.guard_history import as_clause, in_short
 
 _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between a few programs
@@ -18,10 +18,10 @@ _MANY_VALUES = 8  # of what a program depends on: fewer may be a choice between 
 class Warnings:
     """Warns of each thing once. `has_fallen_back`: a call ran as if there were no ds_adacc."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: EngineLog) -> None:
         self.has_fallen_back = False
         self._told: set[tuple[str, str, str]] = set()
-        self._log = get_logger()
+        self._log = log
 
     def fallen_back(self, block: Block, reason: str, is_checkpointed: bool, advice: str = "") -> None:
         """A call runs as if there were no ds_adacc (Rule T2). `is_checkpointed`: by torch, as the program has asked."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger, is_logged
+from ds_adacc.log import is_logged
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.block_type import AgreedType, KnownType
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies
@@ -339,7 +339,8 @@ class Adopter:
                 "leanest policies found there are in force, with a peak of %s, above the budget of %s (new sizes "
                 "like these so far: %d). A smaller micro-batch needs less; a larger memory_budget allows more"
             )
-            get_logger().warning(text, blocks, planner.human_bytes(peak), planner.human_bytes(limit), self._above)
+            beside = planner.human_bytes(peak), planner.human_bytes(limit)
+            self._agreement.log.warning(text, blocks, *beside, self._above)
 
 
 def _recomputing(agreed: AgreedType) -> AgreedType:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from ds_adacc.execute.block_registry import BlockRegistry
-from ds_adacc.log import get_logger, is_logged
+from ds_adacc.log import is_logged
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
@@ -82,7 +82,7 @@ class NewSizes:
                 "%s: the input size %s is new. It is not recorded, since recordings at others tell what the block "
                 "does, and you need do nothing (such sizes so far: %d)"
             )
-            get_logger().info(text, recording.name, tuple(largest.shape), self._predicted)
+            self._agreement.log.info(text, recording.name, tuple(largest.shape), self._predicted)
 
     def forget_adopted(self, all_but: Collection[str], most: int = 0) -> list[str]:
         """Forget the adopted block types, but for `all_but` and the `most` used last. Returns those forgotten.

@@ -67,17 +67,21 @@ class SymbolicTypes:
         """The program of which this block type is a size; None if it is not known."""
         return None if digest is None else self._types.get(digest)
 
-    def one_of_each(self, digests: Iterable[str]) -> list[str]:
+    def one_of_each(self, digests: Iterable[str], distances: Mapping[str, float] | None = None) -> list[str]:
         """Of each known program, the first of these block types. A program in which fewer sizes vary comes first.
 
         Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
-        further one runs, and that of all other batches may seem to.
+        further one runs, and that of all other batches may seem to. Of others, the program comes first which has the
+        least of the `distances`, if these are given: a block that branches on a length does as at lengths near it.
         """
         first: dict[SymbolicType, str] = {}
+        least: dict[SymbolicType, float] = {}
         for digest in digests:
             if (known := self._types.get(digest)) is not None:
                 first.setdefault(known, digest)
-        return [first[known] for known in sorted(first, key=lambda known: known.program.varying)]
+                distance = 0.0 if distances is None else distances[digest]
+                least[known] = min(distance, least.get(known, distance))
+        return [first[known] for known in sorted(first, key=lambda known: (known.program.varying, least[known]))]
 
     def like(self, relatives: Mapping[str, Constants], example: Example) -> str | None:
         """The first of these block types whose program the recording is at other sizes; None if it is of none.

@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ds_adacc import planner
-from ds_adacc.log import get_logger
 from ds_adacc.observe.calibration import Pair
 from ds_adacc.observe.device_memory import DeviceMemory
 from ds_adacc.observe.rectifier import Review, judge
@@ -103,7 +102,7 @@ def _repeat_trials(controller: StepController) -> None:
             "step %d"
         )
         blocks = list(dict.fromkeys(tried))  # one may be tried at several sizes
-        get_logger().warning(text, schedule.ended, len(blocks), blocks[0].name, schedule.try_from)
+        controller.agreement.log.warning(text, schedule.ended, len(blocks), blocks[0].name, schedule.try_from)
 
 
 def why_rejected(rejected: Mapping[BlockKey, PolicyError], names: Mapping[BlockKey, str], max_error: float) -> str:
@@ -156,7 +155,7 @@ def _replan(
         forgiven = Forgiven.ALL if controller.has_run_a_plan else Forgiven.OUT_OF_TIME
     live_sets = agreement.partners(sorted(digests), include_unfit=bool(rejected))
     if not live_sets:
-        return _stay(step, reason, "nothing fits adacc.memory_budget with these blocks")
+        return _stay(controller, reason, "nothing fits adacc.memory_budget with these blocks")
     names = {name for live_set in live_sets for name in live_set}
     old = agreement.agreed_policies(names)  # those of all ranks: the schedule depends on them
     try:
@@ -165,17 +164,17 @@ def _replan(
         if rejected:
             raise
         controller.choose_policies(agreement.known_types)  # blocks that have got another index await a trial there
-        return _stay(step, reason, error)
+        return _stay(controller, reason, error)
     changed = sum(_differences(old.get(name), plan.policies.get(name)) for name in names)
     outcome = f"{changed} values in another way than" if changed else "every value as"
-    get_logger().info("step %d: the new plan stores %s the old one", step, outcome)
+    agreement.log.info("step %d: the new plan stores %s the old one", step, outcome)
     return Review(True, changed)
 
 
-def _stay(step: int, reason: str, why: object) -> Review:
+def _stay(controller: StepController, reason: str, why: object) -> Review:
     """Log the text of the exception `why`: a handler that keeps log records would keep the exception's frames alive."""
     text = "step %d: %s. A new plan was due, but none was found, so the old one stays in force: %s"
-    get_logger().warning(text, step, reason, str(why).rstrip("."))
+    controller.agreement.log.warning(text, controller.schedule.ended, reason, str(why).rstrip("."))
     return Review()
 
 

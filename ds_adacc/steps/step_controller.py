@@ -92,7 +92,7 @@ class StepController:
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
         self.new_sizes = NewSizes(self.agreement, self.blocks)
         self._chooser = PolicyChooser(self.blocks, self.agreement, self._binder)
-        self.calibration = Calibration(state.corrected)
+        self.calibration = Calibration(self.agreement.log, state.corrected)
         self.plan: Plan | None = state.plan
         self.observation: Observation | None = state.observation
         self.review: Review | None = None

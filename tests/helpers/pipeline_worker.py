@@ -98,6 +98,7 @@ def account(runtime, engine):
         "recordings": runtime.recordings,
         "block_types": len(runtime.agreement.known_types),
         "counts": sorted(block_type.count for block_type in runtime.agreement.known_types.values()),
+        "names": [block.name for block in runtime.blocks.all()],
         "blocks": sum(bool(block.variants()) for block in runtime.blocks.all()),
         "replays": any(replayed(runtime.controller.plan)),
         "held": runtime.controller.observation

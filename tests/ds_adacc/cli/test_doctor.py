@@ -206,7 +206,7 @@ def test_a_solver_that_dies_is_a_finding(tmp_path, monkeypatch):
     dies.write_text(f"#!{sys.executable}\nimport os\nos.kill(os.getpid(), 11)\n")
     dies.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(dies))
-    detail = "the solver's process was ended by signal 11"
+    detail = "the solver's process failed: it was ended by signal 11"
     assert checks.finding_of("CBC", checks._cbc, "mend it", required=True) == Finding(
         "CBC", False, True, detail, "mend it"
     )

@@ -16,6 +16,7 @@ START = {
     "ranks": 2,
     "device": "a processor, 2 threads",
     "versions": {"ds_adacc": "0.1.0", "torch": "2.13.0"},
+    "model": "GPT",
     "section": {"memory_budget": 0.25},
     "blocks": ["Block", "Head"],
 }
@@ -190,8 +191,13 @@ def test_the_rest_is_told_too(path, said):
         ["full recomputation", "110.00 MiB", "300.0", "no"],
         ["compress all", "90.00 MiB", "250.0", "yes"],
     ]
-    assert " with 2 ranks on a processor, 2 threads\nds_adacc 0.1.0, torch 2.13.0\nblocks: Block, Head\n" in out
+    assert " with 2 ranks on a processor, 2 threads\nds_adacc 0.1.0, torch 2.13.0\nblocks of GPT: Block, Head\n" in out
     assert all(len(line) <= 80 for line in out.splitlines()[1:])
+
+
+def test_a_journal_that_does_not_name_the_model(tmp_path, said):
+    Journal(tmp_path / "run.jsonl").write("start", **{key: START[key] for key in START if key != "model"})
+    assert "\nblocks: Block, Head\n" in said("report", str(tmp_path / "run.jsonl"))[1]
 
 
 def test_all_of_a_large_plan_is_told_if_asked_for(path, said):

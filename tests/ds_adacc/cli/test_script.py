@@ -13,6 +13,9 @@ TRL = "from trl import DPOTrainer\nDPOTrainer(model).train()\n"
 OTHER_NAME = "from transformers import Trainer as Base\nBase(model).train()\n"
 SUBCLASS = "import transformers\nclass Mine(transformers.Trainer):\n    pass\nMine(model).train()\n"
 MIXIN = "import transformers as t\nfrom my import Loud\nclass Mine(Loud, t.Trainer):\n    pass\nMine(model).train()\n"
+ASSIGNED = "import transformers as t\nBase = T = t.Trainer\nT(model).train()\n"
+GENERIC = "from transformers import Trainer\nclass Mine(Trainer[int]):\n    pass\nMine[int](model).train()\n"
+STARRED = "from my import *\nfrom transformers import *\nclass Mine(Loud, Trainer):\n    pass\nMine(model).train()\n"
 LIGHTNING = "import lightning.pytorch as pl\npl.Trainer(strategy='deepspeed').fit(model)\n"
 
 
@@ -39,6 +42,9 @@ def looked(document, tmp_path, config, script):
         (OTHER_NAME, "transformers's Trainer", 2, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (SUBCLASS, "transformers's Trainer", 4, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (MIXIN, "transformers's Trainer", 5, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (ASSIGNED, "transformers's Trainer", 3, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (GENERIC, "transformers's Trainer", 4, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
+        (STARRED, "transformers's Trainer", 5, "`from ds_adacc.huggingface import AdaccCallback`, and pass "),
         (LIGHTNING, "lightning's Trainer", 2, "call ds_adacc.attach(trainer.strategy.model) in the on_fit_start "),
         (ACCELERATE, "accelerate's Accelerator", 2, "call ds_adacc.attach(model)"),
         (PLAIN.replace("import torch", "import ds_adacc"), "deepspeed's initialize", 4, "call ds_adacc.initialize"),
@@ -99,8 +105,9 @@ def test_a_script_that_may_enable_it(document, said, tmp_path, use, line):
     assert "  script  ?      required  cannot tell: " in out and out.endswith("\nds_adacc can run here\n")
 
 
-def test_a_function_of_the_script_is_not_taken_for_deepspeeds(document, tmp_path):
-    script = "import deepspeed\nfrom setup import engine\ndef initialize(): ...\ninitialize()()\n"
+@pytest.mark.parametrize("imported", ["import deepspeed", "from deepspeed import *"])
+def test_a_function_of_the_script_is_not_taken_for_deepspeeds(document, tmp_path, imported):
+    script = f"{imported}\nfrom setup import engine\ndef initialize(): ...\ninitialize()()\n"
     _, found = looked(document, tmp_path, SECTION, script)
     assert "train.py does not import ds_adacc, so the section does nothing, unless" in found["script"]["detail"]
 

@@ -223,22 +223,6 @@ def test_another_warning_when_blocks_were_found_but_not_run(caplog):
     assert "the only block found, layers.1, never ran in training" in caplog.text
 
 
-def test_a_block_that_is_replaced_later_is_told_once(caplog):
-    """What is put around a block, such as a compiled module, replaces nothing."""
-    runtime = stepped(nn.Linear(4, 4)).runtime
-    model = nn.Sequential(nn.Sequential(*(zoo.GPTBlock(dropout=0.0) for _ in range(3))))
-    blocks = {f"0.{number}": block for number, block in enumerate(model[0])}
-    wrap_blocks(blocks, runtime)
-    adacc = Adacc(load({"adacc": {}}), runtime, blocks, model=model)
-    model[0][1] = nn.Sequential(model[0][1])
-    adacc.end_step()
-    assert "no longer in the model" not in caplog.text
-    model[0][2] = zoo.GPTBlock(dropout=0.0)
-    for _ in range(2):
-        adacc.end_step()
-    assert caplog.text.count("no longer in the model: 1 of the 3 blocks found (the first: 0.2)") == 1
-
-
 @pytest.mark.parametrize("zero", [True, {"stage": "auto"}])
 def test_a_stage_that_cannot_be_read_is_named(monkeypatch, zero):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **_: pytest.fail("set up"))

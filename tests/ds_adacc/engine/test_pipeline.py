@@ -56,6 +56,12 @@ def test_the_micro_batches_in_flight_are_counted_and_steps_found(ranks, case):
     assert first["steps"] == last["steps"] == STEPS
 
 
+def test_blocks_are_called_by_the_layers_that_they_run(ranks):
+    first, last = (rank["interval 2"]["plan"]["names"] for rank in ranks)
+    assert first == ["layers.0-1 (Embedding, GPTBlock)", "layers.2-3 (GPTBlock)"]
+    assert last == ["layers.4-5 (Late)", "layers.6-7 (Late, Head)"]
+
+
 def test_nothing_is_wrapped_that_is_checkpointed_already(ranks):
     for rank in ranks:
         assert {case: rank[case]["plan"]["wrapped"] for case in CASES if rank[case]["plan"]["wrapped"]} == {

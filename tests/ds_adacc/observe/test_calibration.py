@@ -205,7 +205,8 @@ def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward,
 
 def test_three_plans_in_a_row_are_corrected_and_later_ones_again(monkeypatch):
     runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.6)
-    plan, block_types, calibrator = runtime.controller.plan, runtime.agreement.known_types, calibration.Calibration()
+    plan, block_types = runtime.controller.plan, runtime.agreement.known_types
+    calibrator = calibration.Calibration(runtime.agreement.log)
 
     def corrects(excess):
         found = dict.fromkeys(block_types, Correction(excess))
