@@ -254,12 +254,22 @@ class Adopter:
         return search.compressed(limit) if self._agreement.config.forces_compression else search.policies(limit)
 
     def _is_steady(self, agreed: AgreedType) -> bool:
-        """Whether all passes had as many calls of this program alive as are planned for, and all of one size."""
+        """Whether all passes had as many calls of these programs alive as are planned for, and each of one size.
+
+        These are the program, and those beside which it was planned for: its policies are priced beside these.
+        """
+        live_sets = [names for names in self._agreement.live_sets if agreed.spec.name in names]
+        planned = self._agreement.planned_types
+        beside = {name: planned[name] for name in frozenset().union(*live_sets) if name in planned}
+        programs = {agreed.spec.name: agreed, **beside}.values()
+        return not any(map(self._has_two_sizes, live_sets)) and all(map(self._has_steady_count, programs))
+
+    def _has_steady_count(self, agreed: AgreedType) -> bool:
+        """Whether all passes had as many calls of this program alive as are planned for."""
         of, types = self._symbolic_types.of, self._agreement.known_types
         program = of(agreed.spec.name)
-        if any(agreed.spec.name in names and self._has_two_sizes(names) for names in self._agreement.live_sets):
-            return False
-        fewest = [known.fewest for name, known in types.items() if known.fewest is not None and of(name) is program]
+        alike = (known for name, known in types.items() if program is not None and of(name) is program)
+        fewest = [known.fewest for known in alike if known.fewest is not None]
         return not fewest or agreed.of_calls(min(fewest)).spec.count == agreed.spec.count
 
     def _search(self, known: KnownType, agreed: AgreedType, alive: int) -> PolicySearch:
