@@ -41,7 +41,8 @@ class Event:
 
     `gradient_bytes`: the gradients alive during the step, and the workspace of the step itself. `made_bytes`: the part
     of them that the step allocates after its values are rebuilt, so never beside the workspace of a replay.
-    `late_bytes`: the part that the step allocates after it has freed its values.
+    `late_bytes`: the part that is allocated after the step has freed the copies of its values. `after_bytes`: the part
+    of these that is allocated after the step has ended, which frees what is retained of its values, too.
     """
 
     name: str
@@ -49,16 +50,18 @@ class Event:
     gradient_bytes: Bytes
     made_bytes: DeductedBytes = 0
     late_bytes: DeductedBytes = 0
+    after_bytes: DeductedBytes = 0
 
     @property
     def clipped(self) -> Event:
-        """This event with no more bytes made, or late, than of gradients: they are a part of these."""
-        return self.sized(self.gradient_bytes, self.made_bytes, self.late_bytes)
-
-    def sized(self, gradient_bytes: int, made_bytes: int, late_bytes: int) -> Event:
-        """This event with other bytes. Those made and those late are a part of the gradients, so no more than these."""
-        made, late = min(made_bytes, gradient_bytes), min(late_bytes, gradient_bytes)
-        return replace(self, gradient_bytes=gradient_bytes, made_bytes=made, late_bytes=late)
+        """This event with no more bytes of each part than of what it is a part of."""
+        late = min(self.late_bytes, self.gradient_bytes)
+        return replace(
+            self,
+            made_bytes=min(self.made_bytes, self.gradient_bytes),
+            late_bytes=late,
+            after_bytes=min(self.after_bytes, late),
+        )
 
 
 @dataclass(frozen=True)

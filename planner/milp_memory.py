@@ -59,10 +59,13 @@ class BlockMemory:
             for offer, chosen in self._variables.compressions(value)
             if offer.workspace_bytes
         ]
-        late = self._graph.events[time].late_bytes
+        late, after = self._graph.events[time].late_bytes, self._graph.events[time].after_bytes
         needs: list[Expr] = [need - late for need in (0, *codecs)]
         if late:
-            needs += [need - self._let_go(time) for need in (0, *codecs)]
+            needs += [need - after - self._let_go(time) for need in (0, *codecs)]
+        if after:
+            room = sum(self._graph.values[value].nbytes for value in self._graph.let_go(time))
+            needs += [need - room for need in (0, *codecs)]
         for op, times in self._schedule.times.items():
             above = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes + late
             if above > 0 and time in times:

@@ -10,7 +10,8 @@ request. Any other is rebuilt by replaying its producer: this requests the produ
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
 passes through a replay (`segments.py`). What is retained or compressed is held until no event is left that may need it.
 Replays and codecs run before the event's own step, which then allocates. Part of that (`late_bytes`) is allocated after
-the step has freed the copies of its values. What is offloaded comes back before the call's backward begins. Such a
+the step has freed the copies of its values. Part of that again (`after_bytes`) is allocated when the step is over, and
+what was retained of its values is free, too. What is offloaded comes back before the call's backward begins. Such a
 payload is counted as long as one that was on the device all along, though it goes with its decompression.
 """
 
@@ -136,10 +137,11 @@ class _Backward:
         return most
 
     def _let_go(self, time: int) -> int:
-        """Of an event's late bytes, those that find room where copies of its values were."""
-        graph = self.profile.graph
-        copies = (value for value in graph.let_go(time) if self.policy.stores[value] != RETAIN)
-        return min(graph.events[time].late_bytes, sum(graph.values[value].nbytes for value in copies))
+        """Of an event's late bytes, those that find room where its values were: copies at first, then all of them."""
+        graph, event = self.profile.graph, self.profile.graph.events[time]
+        room = {value: graph.values[value].nbytes for value in graph.let_go(time)}
+        copies = sum(nbytes for value, nbytes in room.items() if self.policy.stores[value] != RETAIN)
+        return min(event.late_bytes, event.after_bytes + copies, sum(room.values()))
 
     def seconds(self) -> float:
         replayed = sorted(part for op in self.replayed for part in self.profile.graph.segments[op].ops)

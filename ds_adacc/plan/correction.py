@@ -37,9 +37,6 @@ class Correction:
         """The profile with these bytes added."""
         graph = profile.graph
         more = self.backward or 0
-        events = (
-            event.sized(max(event.gradient_bytes + more, 0), event.made_bytes, event.late_bytes)
-            for event in graph.events
-        )
+        events = (replace(event, gradient_bytes=max(event.gradient_bytes + more, 0)).clipped for event in graph.events)
         overhead = max(graph.forward_overhead + self.forward, 0)
         return replace(profile, graph=replace(graph, events=tuple(events), forward_overhead=overhead))

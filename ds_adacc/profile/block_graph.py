@@ -100,14 +100,15 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
     events = []
     for op in sorted({*unpacked, *gradients.steps}, reverse=True):
         most = gradients.most(op, costs[op].backward_bytes)
-        made = late = 0
+        after = most - gradients.most(op, costs[op].backward_bytes, after=False)
+        made, late = 0, after
         if _unpacks_first(recording, op):
             # The operator before may have saved the value. Then the gradients that arrive at its step count.
             arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
             made = max(most - arriving, 0)
             late = most - gradients.most(op, costs[op].early_bytes, after=False)
         name = f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
-        events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late))
+        events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late, after))
     return tuple(events)
 
 

@@ -55,7 +55,7 @@ def whole_profile(recording: Recording, costs: WholeCosts) -> planner.Profile:
     graph = whole_graph(recording, costs.saved_bytes)
     made = max(costs.backward - costs.arriving, 0)
     ops = [replace(op, workspace_bytes=costs.forward) for op in graph.ops]
-    events = [event.sized(costs.backward, made, 0) for event in graph.events]
+    events = [replace(event, gradient_bytes=costs.backward, made_bytes=made) for event in graph.events]
     return planner.Profile(replace(graph, ops=tuple(ops), events=tuple(events)), (0.0,), ((),) * len(graph.values))
 
 

@@ -54,7 +54,7 @@ def graphs(draw, sizes, ops=5):
     needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
     events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
     events = tuple(
-        Event(f"e{time}", tuple(event), *(draw(sizes) for _ in range(3))) for time, event in enumerate(events)
+        Event(f"e{time}", tuple(event), *(draw(sizes) for _ in range(4))) for time, event in enumerate(events)
     )
     return BlockGraph(values, tuple(made), events, draw(sizes), draw(sizes))
 

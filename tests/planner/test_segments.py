@@ -105,6 +105,18 @@ def test_late_bytes_take_the_place_of_copies(late, room):
     assert simulate(profile, retain_policy(profile)).timeline[0] == 100 + 8 + 50
 
 
+@pytest.mark.parametrize(
+    ("late", "after", "retained", "copied"), [(20, 5, 5, 8), (20, 20, 8, 8), (6, 6, 6, 6), (4, 3, 3, 4)]
+)
+def test_what_comes_after_a_step_takes_the_place_of_what_was_retained_too(late, after, retained, copied):
+    graph = rotation()
+    events = (Event("rotated", (ROTATED,), 50, 50, late, after), Event("x", (X,), 0))
+    graph = replace(graph, events=events, ops=tuple(replace(op, workspace_bytes=0) for op in graph.ops))
+    profile = Profile(graph, (0.0,) * 4, ((),) * 5)
+    assert simulate(profile, retain_policy(profile)).timeline[0] == 100 + 8 + 50 - retained
+    assert simulate(profile, recompute_policy(profile)).timeline[0] == max(100 + 8 + 27, 100 + 8 + 50 - copied)
+
+
 @pytest.mark.parametrize(("store", "held"), [("retain", 100), (None, 0)])
 def test_what_is_stored_stays_until_nothing_is_rebuilt_from_it_any_more(store, held):
     """a is not listed, but b and c are made of it: it is held until c, the last to be asked for, is."""

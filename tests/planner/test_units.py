@@ -24,7 +24,7 @@ COST = CodecCost("a", 1, 2.0, 3.0, 0.4, 5, 0.6, False, 7, 8.0, 9.0)
 GRAPH = BlockGraph(
     (Value("x", "", 4, None, True), Value("y", "", 6, 0, True)),
     (Op("f", (0,), (1,), True, 3),),
-    (Event("end", (0, 1), 9, 5, 2),),
+    (Event("end", (0, 1), 9, 5, 2, 1),),
     7,
     8,
 )
@@ -70,4 +70,4 @@ def test_only_what_all_offer_is_offered():
 
 def test_all_numbers_of_a_unit_are_found():
     assert sorted(numbers(COST, Bytes)) == [1, 5, 7]
-    assert list(numbers(GRAPH.events[0], Bytes, DeductedBytes)) == [9, 5, 2]
+    assert list(numbers(GRAPH.events[0], Bytes, DeductedBytes)) == [9, 5, 2, 1]
