@@ -64,8 +64,7 @@ class BlockMemory:
         if late:
             needs += [need - after - self._let_go(time) for need in (0, *codecs)]
         if after:
-            room = sum(self._graph.values[value].nbytes for value in self._graph.let_go(time))
-            needs += [need - room for need in (0, *codecs)]
+            needs += [need - self._let_go_after(time) for need in (0, *codecs)]
         for op, times in self._schedule.times.items():
             above = self._graph.replay_bytes[op] - self._graph.events[time].made_bytes + late
             if above > 0 and time in times:
@@ -79,6 +78,13 @@ class BlockMemory:
             self._graph.values[value].nbytes * (1 - self._variables.retained(value))
             for value in self._graph.let_go(time)
         )
+
+    def _let_go_after(self, time: int) -> Expr:
+        """Bytes of the copies and payloads that are gone when an event is over, with what was retained."""
+        values = self._graph.let_go(time)
+        offers = [each for value in values for each in self._variables.compressions(value)]
+        whole = sum(self._graph.values[value].nbytes for value in values)
+        return mip.xsum([whole, *(offer.payload_bytes * chosen for offer, chosen in offers)]) if offers else whole
 
     def _most(self, needs: list[Expr]) -> Expr:
         """The largest of them; a variable if it depends on the choices."""

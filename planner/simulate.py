@@ -137,11 +137,13 @@ class _Backward:
         return most
 
     def _let_go(self, time: int) -> int:
-        """Of an event's late bytes, those that find room where its values were: copies at first, then all of them."""
-        graph, event = self.profile.graph, self.profile.graph.events[time]
-        room = {value: graph.values[value].nbytes for value in graph.let_go(time)}
-        copies = sum(nbytes for value, nbytes in room.items() if self.policy.stores[value] != RETAIN)
-        return min(event.late_bytes, event.after_bytes + copies, sum(room.values()))
+        """Of an event's late bytes, those that find room where its values were: the copies at first, and then all."""
+        graph, event, stores = self.profile.graph, self.profile.graph.events[time], self.policy.stores
+        values = graph.let_go(time)
+        copies = sum(graph.values[value].nbytes for value in values if stores[value] != RETAIN)
+        payloads = sum(_bytes_of(self.profile, self.policy, value) for value in values if is_codec(stores[value]))
+        whole = sum(graph.values[value].nbytes for value in values) + payloads
+        return min(event.late_bytes, event.after_bytes + copies, whole)
 
     def seconds(self) -> float:
         replayed = sorted(part for op in self.replayed for part in self.profile.graph.segments[op].ops)

@@ -175,7 +175,7 @@ def test_a_call_does_not_share_with_itself():
         def forward(self, x, residual):
             return residual + self.linear(x)
 
-    block, runs = Residual(), runtime(codecs="quantization", memory_budget=1.0)
+    block, runs = Residual(), runtime(codecs="quantization", memory_budget=1 << 20)
     for _ in range(3):
         hidden = torch.randn(BATCH, TIME, WIDTH, requires_grad=True) * 1.0
         runs.checkpoint(block, hidden, hidden).sum().backward()
