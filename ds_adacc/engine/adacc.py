@@ -43,6 +43,9 @@ class Adacc:
         self.blocks = dict(blocks or {})
         self.is_stepping = False
         self._model = model
+        # These were left out, as "auto" does with layers that have next to no weights: they are no news.
+        others = () if model is None else beside(model, self.blocks).values()
+        self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet(others)
         self._has_served = False
         self._has_warned = False
         self._has_told_of_replaced = self._has_told_of_added = False
@@ -100,7 +103,8 @@ class Adacc:
             return
         names = no_longer_in(self._model, self.blocks)
         layers = beside(self._model, self.blocks).items()
-        added = [name for name, layer in layers if name not in names and not runs(self.runtime, layer)]
+        new = {name: layer for name, layer in layers if name not in names and layer not in self._others}
+        added = [name for name, layer in new.items() if not runs(self.runtime, layer)]
         if added and not self._has_told_of_added:
             self._has_told_of_added = True
             self.controller.agreement.log.warning(

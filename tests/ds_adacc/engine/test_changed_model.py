@@ -8,6 +8,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -49,3 +50,26 @@ def test_a_layer_that_is_added_is_told_once(caplog):
     for _ in range(2):
         adacc.end_step()
     assert caplog.text.count("added to the model: 2 layers like the blocks found (the first: 0.0)") == 1
+
+
+class Sparse(nn.Module):
+    """A layer with or without weights of its own."""
+
+    def __init__(self, has_weights):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) if has_weights else nn.Identity() for _ in range(2))
+
+    def forward(self, x):
+        return self.parts[1](self.parts[0](x).sin())
+
+
+def test_a_layer_that_was_left_out_from_the_beginning_is_no_news(caplog):
+    model = nn.Sequential(nn.ModuleList(map(Sparse, (True, True, False))))
+    blocks = find_blocks(model, "auto")
+    assert list(blocks) == ["0.0", "0.1"]
+    adacc = Adacc(load({"adacc": {}}), Runtime(load({"adacc": {}}), stepped=True), blocks, model=model)
+    adacc.end_step()
+    assert "added to the model" not in caplog.text
+    model[0].append(Sparse(True))
+    adacc.end_step()
+    assert "added to the model: 1 layers like the blocks found (the first: 0.3)" in caplog.text
