@@ -108,7 +108,7 @@ class Adacc:
         if added and not self._has_told_of_added:
             self._has_told_of_added = True
             self.controller.agreement.log.warning(
-                "added to the model: %d layers like the blocks found (the first: %s). They run as without ds_adacc, "
+                "layers like the blocks found were added to the model: %d (the first: %s). They run as without ds_adacc, "
                 "outside of memory_budget. Change the model before its engine is made",
                 len(added),
                 added[0],

@@ -45,11 +45,11 @@ def test_a_layer_that_is_added_is_told_once(caplog):
     model[0][2] = zoo.GPTBlock(dropout=0.0)
     adacc.end_step()
     assert "no longer in the model: 1 of the 3 blocks found (the first: 0.2)" in caplog.text
-    assert "added to the model" not in caplog.text
+    assert "were added to the model" not in caplog.text
     model[0].insert(0, zoo.GPTBlock(dropout=0.0))
     for _ in range(2):
         adacc.end_step()
-    assert caplog.text.count("added to the model: 2 layers like the blocks found (the first: 0.0)") == 1
+    assert caplog.text.count("layers like the blocks found were added to the model: 2 (the first: 0.0)") == 1
 
 
 class Sparse(nn.Module):
@@ -69,7 +69,7 @@ def test_a_layer_that_was_left_out_from_the_beginning_is_no_news(caplog):
     assert list(blocks) == ["0.0", "0.1"]
     adacc = Adacc(load({"adacc": {}}), Runtime(load({"adacc": {}}), stepped=True), blocks, model=model)
     adacc.end_step()
-    assert "added to the model" not in caplog.text
+    assert "were added to the model" not in caplog.text
     model[0].append(Sparse(True))
     adacc.end_step()
-    assert "added to the model: 1 layers like the blocks found (the first: 0.3)" in caplog.text
+    assert "layers like the blocks found were added to the model: 1 (the first: 0.3)" in caplog.text
