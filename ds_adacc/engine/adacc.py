@@ -108,8 +108,8 @@ class Adacc:
         if added and not self._has_told_of_added:
             self._has_told_of_added = True
             self.controller.agreement.log.warning(
-                "layers like the blocks found were added to the model: %d (the first: %s). They run as without ds_adacc, "
-                "outside of memory_budget. Change the model before its engine is made",
+                "layers like the blocks found were added to the model: %d (the first: %s). They run as without "
+                "ds_adacc, outside of memory_budget. Change the model before its engine is made",
                 len(added),
                 added[0],
             )
