@@ -22,11 +22,12 @@ SUMS = ("add", "add_", "sub", "sub_")
 class GradientLifetimes:
     """A gradient is alive from the step of its value's last reader to that of the value's producer.
 
-    Values have their index here. What is less than a value has a gradient of its own, and a further number:
+    Values have their index here. What is not a whole value has a gradient of its own, and a further number:
 
     * A part of a split value. Its gradient waits for those of the other parts. After the step of the operator that
       reads any of them first, the last such step in backward, all are joined to one of the whole.
-    * A slice of a value, or of a part. After the step of its reader, its gradient is put into one of the whole.
+    * A slice of a value, or of a part. After the step of its reader, its gradient is put into one of the whole. So is
+      that of a view with more elements, as `expand` makes it: they are added up.
 
     What reads a part or a slice is no reader of the whole. The operator after whose step the gradient of the whole is
     made of theirs counts as one.
@@ -165,7 +166,7 @@ class GradientLifetimes:
                 looks = ref.part
                 whole = self._parts.get((ref.index, ref.part)) or self._new(ref.part, self._first_read[ref.index])
                 self._parts[ref.index, ref.part] = whole
-            if ref.geometry.nbytes < looks.nbytes:
+            if ref.geometry.nbytes != looks.nbytes:
                 self._slices[op.index, ref] = self._new(ref.geometry, op.index)
                 self._joined.setdefault(op.index, []).append(whole)
 

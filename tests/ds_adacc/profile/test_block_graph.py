@@ -4,6 +4,7 @@ import pytest
 import torch
 from recorded import captured, record, under
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from ds_adacc import planner
 from ds_adacc.config import load
@@ -170,6 +171,15 @@ def with_slices_of_parts(x):
     return (left[:, : SIZE // 2].exp() * left[:, SIZE // 2 :].cos()).repeat(1, 2) * right.sin()
 
 
+def with_expanded_parts(x):
+    """As in multi-query attention: all heads of the query have one key and one value."""
+    all_of_them = torch.cat([x.sin(), x[:, : SIZE // 2]], -1).view(4, 64, -1)
+    query, key, value = all_of_them.split([SIZE // 64, SIZE // 256, SIZE // 256], -1)
+    query = query.unflatten(-1, (4, -1)).transpose(1, 2)
+    key, value = (part.unsqueeze(1).expand_as(query) for part in (key, value))
+    return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(1)
+
+
 def split_twice(x):
     both = torch.cat([x.sin()] * 2, -1)
     left, right = both.chunk(2, -1)
@@ -203,6 +213,7 @@ SPLITS = [
     with_the_whole_beside,
     with_a_sum_that_reads_a_part_first,
     with_slices_of_parts,
+    with_expanded_parts,
     split_twice,
     split_and_sliced,
     with_a_slice_beside_the_whole,
