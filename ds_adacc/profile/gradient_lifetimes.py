@@ -46,6 +46,7 @@ class GradientLifetimes:
         self._joined: dict[int, list[int]] = {}  # by operator, the wholes that get a gradient after its step
         for op in recording.ops:
             self._number_views(op)
+        self._number_unread_parts()
         self._counted = {*self.required, *range(len(recording.values), len(self._bytes))}
         self._readers: dict[int, list[RecordedOp]] = {}
         for op in recording.ops:
@@ -95,16 +96,13 @@ class GradientLifetimes:
     def _joining(self, index: int) -> int:
         """The bytes when wholes are made of parts and slices, after the step of `index`: it has let go of what it got.
 
-        Parts without a gradient are joined as zeros. What has a gradient already gets another one, which is then added
-        to it.
+        What has a gradient already gets another one, which is then added to it.
         """
         outputs = self.recording.ops[index].outputs
         alive = {self._owner(number, index) for number in self._alive[index] if number not in outputs}
         more = 0
         for whole, times in Counter(self._joined[index]).items():
             more += self._bytes[whole] * (min(times, 2) - self._comes_after(whole, index))  # one is among those alive
-            parts = [self._bytes[number] for (value, _), number in self._parts.items() if value == whole]
-            more += max(self._bytes[whole] - sum(parts), 0) if parts else 0
         return sum(self._bytes[owner] for owner in alive) + more
 
     def _comes_after(self, whole: int, index: int) -> bool:
@@ -164,15 +162,30 @@ class GradientLifetimes:
                     self._first_read[ref.index] = op.index
                     self._joined.setdefault(op.index, []).append(ref.index)
                 looks = ref.part
-                whole = self._parts.get((ref.index, ref.part)) or self._new(ref.part, self._first_read[ref.index])
-                self._parts[ref.index, ref.part] = whole
+                if (ref.index, looks) not in self._parts:
+                    self._parts[ref.index, looks] = self._new(looks.nbytes, self._first_read[ref.index])
+                whole = self._parts[ref.index, looks]
             if ref.geometry.nbytes != looks.nbytes:
-                self._slices[op.index, ref] = self._new(ref.geometry, op.index)
+                self._slices[op.index, ref] = self._new(ref.geometry.nbytes, op.index)
                 self._joined.setdefault(op.index, []).append(whole)
 
-    def _new(self, geometry: Geometry, born: int) -> int:
-        """A number for what has this geometry. `born`: the operator after whose step its gradient is gone."""
-        self._bytes.append(geometry.nbytes)
+    def _number_unread_parts(self) -> None:
+        """Give a number to what no operator reads of each split value. It counts until the parts are joined.
+
+        The block may return it, so that its gradient arrives with the block's. Else zeros are joined in its place.
+        """
+        sliced = {ref.index for _, ref in self._slices if ref.part is None}  # its parts may count as slices (`Splits`)
+        unread = {whole: self._bytes[whole] for whole in self._first_read if whole not in sliced}
+        for (whole, _), number in self._parts.items():
+            if whole in unread:
+                unread[whole] -= self._bytes[number]
+        for whole, nbytes in unread.items():
+            if nbytes > 0:
+                self._new(nbytes, self._first_read[whole])
+
+    def _new(self, nbytes: int, born: int) -> int:
+        """A number for what has so many bytes. `born`: the operator after whose step its gradient is gone."""
+        self._bytes.append(nbytes)
         self._born.append(born)
         return len(self._bytes) - 1
 

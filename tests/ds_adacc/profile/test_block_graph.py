@@ -180,6 +180,12 @@ def with_expanded_parts(x):
     return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(1)
 
 
+def with_a_part_that_is_returned(x):
+    """As in a coupling layer: its gradient arrives with that of the block."""
+    left, right = torch.cat([x.sin()] * 4, -1).chunk(2, -1)
+    return left.exp().sin(), right
+
+
 def split_twice(x):
     both = torch.cat([x.sin()] * 2, -1)
     left, right = both.chunk(2, -1)
@@ -214,6 +220,7 @@ SPLITS = [
     with_a_sum_that_reads_a_part_first,
     with_slices_of_parts,
     with_expanded_parts,
+    with_a_part_that_is_returned,
     split_twice,
     split_and_sliced,
     with_a_slice_beside_the_whole,
@@ -239,6 +246,12 @@ BLOCKS = [
 ]
 
 
+def loss_of(made, weight):
+    """The loss of what a block has made, with gradients that nobody keeps."""
+    each = made if isinstance(made, tuple) else (made,)
+    return sum((tensor * weight[:, : tensor.shape[-1]]).sum() for tensor in each)
+
+
 def expected_and_taken(block, policy_of):
     """The bytes above those held that one backward should take at its peak under a policy, and those that it takes."""
     leaf = torch.randn(4, SIZE, requires_grad=True)
@@ -247,10 +260,10 @@ def expected_and_taken(block, policy_of):
     policy = policy_of(profile)
     expected = planner.simulate(profile, policy)
     run, _ = under(block, found.recording, policy)
-    weight = torch.randn(4, SIZE)
+    weight = torch.randn(4, 2 * SIZE)
     with MemoryTrace(CPU) as trace:
         x = leaf * 1.0
-        loss = (run(x) * weight).sum()  # with a gradient that nobody keeps
+        loss = loss_of(run(x), weight)
         began = trace.mark()
         (gradient,) = torch.autograd.grad(loss, x)
         ended = trace.mark()
