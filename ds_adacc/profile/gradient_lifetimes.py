@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ds_adacc.program.arguments import ParameterRef, ValueRef
+from ds_adacc.program.arguments import ParameterRef, ValueRef, references
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
@@ -17,6 +17,7 @@ from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
 from ds_adacc.program.schema import written_values
 
 SUMS = ("add", "add_", "sub", "sub_")
+JOINS = ("cat", "stack")
 
 
 class GradientLifetimes:
@@ -87,8 +88,10 @@ class GradientLifetimes:
             return total + workspace
         added = [number for number in self._references(op) if number in self._counted]
         added = [number for number in added if self._last_read(number) > index]
-        # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that.
-        shared = [number for number in added if owners[self._owner(number, index)] > 1]
+        # A sum takes the place of the gradient that was there first, unless another value's gradient still shares that,
+        # or it is a view of a larger one.
+        sharing = ((number, self._owner(number, index)) for number in added)
+        shared = [n for n, owner in sharing if owners[owner] > 1 or self._bytes[owner] != self._bytes[n]]
         of_sums = max((self._bytes[number] for number in shared), default=0) if sums else 0
         beside = sum(self._bytes[number] for number in added)
         return total + beside + self._parameters(op) + max(workspace, of_sums)
@@ -137,7 +140,7 @@ class GradientLifetimes:
         """Whose gradient shares its memory with that of `number` while the step of operator `index` runs.
 
         The step of a sum hands on the gradient that it gets, to both terms the same. A term keeps it until another of
-        its readers adds to it.
+        its readers adds to it. That of `cat` hands on views, each of which keeps all of the gradient that it gets.
         """
         readers = self._readers.get(number, [])
         others_have_added = len(readers) > 1 and index < readers[-2].index
@@ -218,6 +221,9 @@ def _hands_on(op: RecordedOp, value: int, recording: Recording) -> bool:
     """Whether the step of `op` hands on the gradient that it gets to `value` as it is."""
     if op.detached:
         return len({*written_values(op)}) == 1  # of several it is not known which is which after the write
+    if op.short_name in JOINS and op.outputs[-1] is not None:
+        terms = [term for term in references(op.args) if isinstance(term, ValueRef) and term.index == value]
+        return [t.geometry.dtype for t in terms] == [recording.values[op.outputs[-1]].geometry.dtype]
     if op.short_name not in SUMS or dict(op.kwargs).get("alpha", 1) != 1 or op.outputs[-1] is None:
         return False
     terms = op.args[:1] if op.short_name.startswith("sub") else op.args[:2]

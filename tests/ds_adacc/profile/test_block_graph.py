@@ -210,6 +210,21 @@ def sliced(x):
     return both[:, :SIZE].sigmoid() * both[:, SIZE:]
 
 
+def joined(x):
+    """All of a gradient is there until the last of the values that were joined has been reached."""
+    y = x.sin()
+    return torch.cat([y.exp().sin(), y.cos().exp()], -1)
+
+
+def stacked(x):
+    y = x.sin()
+    return torch.stack([y.exp().sin(), y.cos().exp()], 1).flatten(1)
+
+
+def in_chunks(x):
+    return torch.cat([chunk.exp().sin() for chunk in x.split(1)])
+
+
 SPLITS = [
     gated,
     turned_parts,
@@ -243,6 +258,9 @@ BLOCKS = [
     watched,
     written_as_data,
     written_as_data_once_read,
+    joined,
+    stacked,
+    in_chunks,
 ]
 
 
