@@ -149,7 +149,7 @@ class Draft:
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
-            self._note_split(ran)
+            self._note_views(ran)
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
@@ -179,14 +179,15 @@ class Draft:
             detached=ran.detached,
         )
 
-    def _note_split(self, ran: ExecutedCall) -> None:
-        """Note the parts of a value, if this call makes views of the whole that are less."""
+    def _note_views(self, ran: ExecutedCall) -> None:
+        """Note the parts into which this call splits a value, or its slices."""
         whole = next(iter(ran.args), None)
-        if not isinstance(whole, ValueRef) or not (splits(ran.func) or self._splits.knows(whole.index)):
+        if not isinstance(whole, ValueRef) or whole.part is not None:
             return
-        if whole.geometry.nbytes == self.known.values[whole.index].geometry.nbytes:
-            made = [self._refer(each).geometry for each in tensors_in(ran.outputs)]
-            self._splits.note(whole.index, made, is_split=splits(ran.func))
+        nbytes = self.known.values[whole.index].geometry.nbytes
+        is_split = splits(ran.func) and whole.geometry.nbytes == nbytes
+        found = (self.known.find(each) for each in tensors_in(ran.outputs) if is_split or each.nbytes < nbytes)
+        self._splits.note(whole.index, [ref.geometry for ref in found if isinstance(ref, ValueRef)], is_split)
 
     def note_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note which of these have a gradient. So the operators that have made them are not detached.

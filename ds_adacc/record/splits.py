@@ -27,21 +27,22 @@ class Splits:
 
     def __init__(self) -> None:
         self._parts: dict[int, Sequence[Geometry]] = {}
-
-    def knows(self, value: int) -> bool:
-        """Whether the whole value was split."""
-        return value in self._parts
+        self._slices: dict[int, list[Geometry]] = {}
 
     def note(self, value: int, views: Sequence[Geometry], is_split: bool) -> None:
-        """Note views that were made of the whole value, by a split or otherwise.
+        """Note the parts into which the whole value was split, or slices of it or of a slice.
 
         If it is split and also sliced, or split again, an argument does not tell which of the two it comes from. Then
         all that follow count as slices, which take more.
         """
         if is_split:
-            self._parts[value] = () if value in self._parts else views
-        elif any(view.lies_in(part) for view in views for part in self._parts[value]):
-            self._parts[value] = ()
+            parts, slices = (() if value in self._parts else views), self._slices.get(value, [])
+        else:
+            parts, slices = self._parts.get(value), views
+            self._slices.setdefault(value, []).extend(views)
+        if parts is not None:
+            is_sliced = any(each.lies_in(part) for each in slices for part in parts)
+            self._parts[value] = () if is_sliced else parts
 
     def found(self, ref: ValueRef | ParameterRef) -> ValueRef | ParameterRef:
         """This reference, with the part of a split that it belongs to."""

@@ -83,6 +83,26 @@ def test_of_a_value_that_is_sliced_too_later_arguments_count_as_slices():
     assert parts_read(block) == {"exp": [(2, 3, 6)], "cos": [None], "tanh": [None]}
 
 
+def test_of_a_value_that_was_sliced_before_it_is_split_arguments_count_as_slices():
+    def block(x):
+        y = x.sin()
+        same = y[..., :6]
+        left, right = y.chunk(2, -1)
+        return same.cos() * left.exp() * right.tanh()
+
+    assert parts_read(block) == {"cos": [None], "exp": [None], "tanh": [None]}
+
+
+def test_a_slice_of_a_slice_belongs_to_no_part():
+    def block(x):
+        y = x.sin()
+        left, right = y.chunk(2, -1)
+        made = left.exp() * right.tanh()
+        return made * y[:, :2][..., :6].cos().repeat(1, 2, 1)[:, :3]
+
+    assert parts_read(block) == {"exp": [(2, 3, 6)], "tanh": [(2, 3, 6)], "cos": [None]}
+
+
 def test_blocks_that_split_and_that_slice_are_of_two_types():
     """Their memory differs in backward alone, but it does."""
 
