@@ -304,7 +304,7 @@ def test_parts_wait_for_one_another_and_are_joined_once(block):
 @pytest.mark.parametrize("policy_of", [planner.retain_policy, planner.recompute_policy])
 @pytest.mark.parametrize("block", [sliced, split_twice, split_and_sliced])
 def test_slices_take_no_more_than_is_expected(block, policy_of):
-    """Of a value that is split twice, or sliced as well, all that follow count as slices, which take more than parts."""
+    """Of a value that is split twice, or sliced as well, what follows counts as slices, which take more than parts."""
     expected, taken = expected_and_taken(block, policy_of)
     assert taken <= expected <= 2 * taken
 
