@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import TracebackType
 
 from torch import nn
@@ -17,6 +17,7 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
 from ds_adacc.steps.step_controller import StepController
 
+_RUN_WITHOUT = "run as without ds_adacc, outside of memory_budget. Change the model before its engine is made"
 _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
 
 
@@ -101,27 +102,24 @@ class Adacc:
         """Warn once if layers have taken the place of blocks, and once if some have been added."""
         if self._model is None:
             return
-        names = no_longer_in(self._model, self.blocks)
-        layers = beside(self._model, self.blocks).items()
-        new = {name: layer for name, layer in layers if name not in names and layer not in self._others}
-        added = [name for name, layer in new.items() if not runs(self.runtime, layer)]
-        if added and not self._has_told_of_added:
+        if self._has_told_of_replaced and self._has_told_of_added:
+            return
+        log, names = self.controller.agreement.log, no_longer_in(self._model, self.blocks)
+        added = [] if self._has_told_of_added else self._added(self._model, names)
+        if added:
             self._has_told_of_added = True
-            self.controller.agreement.log.warning(
-                "layers like the blocks found were added to the model: %d (the first: %s). They run as without "
-                "ds_adacc, outside of memory_budget. Change the model before its engine is made",
-                len(added),
-                added[0],
-            )
+            text = "layers like the blocks found were added to the model: %d (the first: %s). They " + _RUN_WITHOUT
+            log.warning(text, len(added), added[0])
         if names and not self._has_told_of_replaced:
             self._has_told_of_replaced = True
-            self.controller.agreement.log.warning(
-                "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place run as "
-                "without ds_adacc, outside of memory_budget. Change the model before its engine is made",
-                len(names),
-                len(self.blocks),
-                names[0],
-            )
+            text = "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place "
+            log.warning(text + _RUN_WITHOUT, len(names), len(self.blocks), names[0])
+
+    def _added(self, model: nn.Module, replaced: Collection[str]) -> list[str]:
+        """The new layers beside the blocks that run without ds_adacc, but for those in the place of one `replaced`."""
+        layers = beside(model, self.blocks).items()
+        new = {name: layer for name, layer in layers if name not in replaced and layer not in self._others}
+        return [name for name, layer in new.items() if not runs(self.runtime, layer)]
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):

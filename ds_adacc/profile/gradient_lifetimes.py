@@ -103,10 +103,11 @@ class GradientLifetimes:
         """
         outputs = self.recording.ops[index].outputs
         alive = {self._owner(number, index) for number in self._alive[index] if number not in outputs}
-        more = 0
-        for whole, times in Counter(self._joined[index]).items():
-            more += self._bytes[whole] * (min(times, 2) - self._comes_after(whole, index))  # one is among those alive
-        return sum(self._bytes[owner] for owner in alive) + more
+        more = (  # one that comes first is among those alive
+            self._bytes[whole] * (min(times, 2) - self._comes_after(whole, index))
+            for whole, times in Counter(self._joined[index]).items()
+        )
+        return sum(self._bytes[owner] for owner in alive) + sum(more)
 
     def _comes_after(self, whole: int, index: int) -> bool:
         """Whether the first gradient of a whole is the one that is made after the step of operator `index`."""
@@ -253,7 +254,7 @@ def _has_gradients(op: RecordedOp) -> bool:
     """Whether what `op` makes has a gradient, whichever values it reads."""
     if op.detached:
         return False
-    # Of a collective, or a higher-order operator, it is not recorded what it reads (`Draft.arguments`).
+    # Of a collective, or a higher-order operator, it is not recorded what it reads (`OperatorCall`).
     is_seen = op.detached is None or op.refusal in (OPAQUE, COLLECTIVE)
     return is_seen or any(isinstance(ref, ParameterRef) for ref in op.references)
 

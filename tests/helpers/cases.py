@@ -8,8 +8,12 @@ def further(*values, id=None):
     return pytest.param(*values, id=id, marks=pytest.mark.further)
 
 
+def parameters_that_run(request):
+    """The parameters of each test of the fixture's file that runs, if it has any."""
+    of_file = (item for item in request.session.items if item.path == request.path)
+    return [item.callspec.params for item in of_file if hasattr(item, "callspec")]
+
+
 def cases_that_run(request, parameter):
     """The values of this parameter in the tests of the fixture's file that run, each once: ranks need try no others."""
-    of_file = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
-    found = [item.callspec.params[parameter] for item in of_file if parameter in item.callspec.params]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(each[parameter] for each in parameters_that_run(request) if parameter in each))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from bucket_worker import HEADS, STAGES
+from cases import parameters_that_run
 from launch import on_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
@@ -12,8 +13,7 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("buckets") / "results.json"
-    run = [name_of(item.callspec.params) for item in request.session.items if item.path == request.path]
-    on_ranks("bucket_worker.py", out, *run, ranks=1, seconds=580)
+    on_ranks("bucket_worker.py", out, *map(name_of, parameters_that_run(request)), ranks=1, seconds=580)
     return json.loads(out.read_text())
 
 
