@@ -14,7 +14,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
-from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
+from ds_adacc.profile.gradient_memory import GradientMemory
 
 Number = TypeVar("Number", int, float)
 TOLERANCE = 0.05
@@ -254,5 +254,5 @@ def _excess(call: Measured, known: KnownType) -> Correction | None:
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + run.carried + GradientLifetimes(known.recording).of_outputs
+    at_first = run.held + run.carried + GradientMemory(known.recording.backward).of_outputs
     return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))

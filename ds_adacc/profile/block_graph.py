@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
-from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
+from ds_adacc.profile.gradient_memory import GradientMemory
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recording import Recording
 
@@ -95,20 +95,19 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
             if position.fresh and recording.values[index].producer == done - 1:
                 unpacked.setdefault(done - 1, {})[index] = None
                 either.add(done)
-    gradients = GradientLifetimes(recording)
+    gradients = GradientMemory(recording.backward)
     costs = [*costs, OperatorCost()]  # the last is for views after the last operator
     events = []
-    for op in sorted({*unpacked, *gradients.steps}, reverse=True):
-        most = gradients.most(op, costs[op].backward_bytes)
-        after = most - gradients.most(op, costs[op].backward_bytes, after=False)
-        made, late = 0, after
+    for op, step in gradients.steps({*unpacked, *gradients.makers}).items():
+        during = step.during + costs[op].backward_bytes
+        most = max(during, step.after)
+        made, late = 0, most - during
         if _unpacks_first(recording, op):
             # The operator before may have saved the value. Then the gradients that arrive at its step count.
-            arriving = max(gradients.arriving(step) for step in ((op, op - 1) if op in either else (op,)))
-            made = max(most - arriving, 0)
-            late = most - gradients.most(op, costs[op].early_bytes, after=False)
+            arriving = max(step.arriving, gradients.arriving(op - 1)) if op in either else step.arriving
+            made, late = max(most - arriving, 0), most - step.during - costs[op].early_bytes
         name = f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
-        events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late, after))
+        events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late, most - during))
     return tuple(events)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ds_adacc.profile.block_graph import OperatorCost
-from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.arguments import ParameterRef, ValueRef
@@ -38,7 +37,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
 
     Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
     """
-    gradients, device = GradientLifetimes(recording), tensors.device
+    device = tensors.device
     rebuildable = recording.segments.rebuildable
     last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
     costs, rebuilt = [OperatorCost()] * len(recording.ops), set[int]()
@@ -50,10 +49,10 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         if op.is_graph:
             backward = backward_of_graph(op, recording, seconds)
         else:
-            backward = backward_workspace(op, inputs, gradients, device)
+            backward = backward_workspace(op, inputs, recording, device)
         early = taken = backward.workspace_bytes
         if taken and op.is_aten:
-            early = int(min(early_workspace(op, inputs, gradients, device), taken))
+            early = int(min(early_workspace(op, inputs, recording, device), taken))
         costs[index] = OperatorCost(replayed, taken, early, seconds, backward.seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
@@ -91,7 +90,7 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> Backward:
+def backward_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> Backward:
     """Run `op` and its backward step once, in a graph of its own (Rule P3). Its results serve as their gradients.
 
     Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
@@ -99,7 +98,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
     does not count.
     """
     try:
-        starts, ends = _apart(op, inputs, gradients) if _may_run(op) else ([], [])
+        starts, ends = _apart(op, inputs, recording) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
         step, timer = _step(op, starts, ends), Timer(device)
@@ -111,7 +110,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifeti
         raise
     except Exception:  # an operator without a derivative may raise anything
         return Backward()
-    return Backward(_beyond(trace, gradients.made(op)), seconds)
+    return Backward(_beyond(trace, _bytes_of(starts)), seconds)
 
 
 def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> Backward:
@@ -124,7 +123,7 @@ def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> B
     return Backward(max((recording.values[i].nbytes for i in saved if i is not None), default=0), 2 * seconds)
 
 
-def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes, device: torch.device) -> float:
+def early_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> float:
     """The most workspace (bytes) that the step takes while it has what `op` saved; infinity if that is not known.
 
     The step unpacks copies, which live as long. If the peak lies outside their lifetime, the result is 0.
@@ -140,12 +139,13 @@ def early_workspace(op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
     try:
         # Detached: a saved output has the node that saves it, which would keep it for ever.
         with saved_tensors_hooks(torch.Tensor.detach, copied):
-            step = _step(op, *_apart(op, inputs, gradients))
+            starts, ends = _apart(op, inputs, recording)
+            step = _step(op, starts, ends)
             with MemoryTrace(device) as trace:
                 step()
     except Exception:  # there may be no memory for the copies
         return math.inf
-    return _beyond(trace, sum(copies) + gradients.made(op))
+    return _beyond(trace, sum(copies) + _bytes_of(starts))
 
 
 def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Callable[[], None]:
@@ -161,6 +161,10 @@ def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.T
     return step
 
 
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
 def _beyond(trace: MemoryTrace, expected: int) -> int:
     """Bytes of the trace's peak beyond what is expected in it, or is left behind."""
     return max((trace.peak or 0) - max(trace.left or 0, expected), 0)
@@ -171,19 +175,16 @@ def _may_run(op: RecordedOp) -> bool:
     return op.replayable and not op.bases and is_known
 
 
-def _apart(
-    op: RecordedOp, inputs: Inputs, gradients: GradientLifetimes
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _apart(op: RecordedOp, inputs: Inputs, recording: Recording) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """A graph of `op` alone: its leaves that require a gradient, as they do in the block, and its outputs with one."""
-    parameters = gradients.recording.parameters
     leaves: dict[ValueRef | ParameterRef, torch.Tensor] = {}
 
     def leaf(ref: ValueRef | ParameterRef) -> torch.Tensor:
         if ref not in leaves:
             if isinstance(ref, ValueRef):
-                root, required = inputs[ref.index], ref.index in gradients.required
+                root, required = inputs[ref.index], ref.index in recording.with_gradient
             else:
-                root, required = live(parameters[ref.index]), parameters[ref.index].requires_grad
+                root, required = live(recording.parameters[ref.index]), recording.parameters[ref.index].requires_grad
             tensor = ref.geometry.view(root).detach()
             # The backward of a Function may write to what it has saved, as that of Liger-Kernel's SwiGLU does.
             tensor = tensor.clone() if op.is_function else tensor
@@ -192,5 +193,5 @@ def _apart(
 
     with torch.enable_grad():
         outputs = run(op, leaf)
-    ends = [o for i, o in zip(op.outputs, outputs, strict=False) if i in gradients.required and o.requires_grad]
+    ends = [o for i, o in zip(op.outputs, outputs, strict=False) if i in recording.with_gradient and o.requires_grad]
     return [tensor for tensor in leaves.values() if tensor.requires_grad], ends

@@ -21,14 +21,10 @@ CONSTANTS = (float, Constant)  # the types of numbers of which each block of a t
 
 @dataclass(frozen=True)
 class ValueRef:
-    """An operator's argument, or a saved tensor, that is (a view of) the value `index`.
-
-    `part`: where the argument belongs to one of the tensors into which the value was split (`splits.py`), that tensor.
-    """
+    """An operator's argument, or a saved tensor, that is (a view of) the value `index`."""
 
     index: int
     geometry: Geometry
-    part: Geometry | None = None
 
 
 @dataclass(frozen=True)
@@ -112,8 +108,7 @@ def extract_numbers(kinds: tuple[type, ...], tree: Any, found: list[Any]) -> Has
     if of is Geometry:
         return "geometry", extract_numbers(kinds, (tree.size, tree.stride, tree.start), found), tree.dtype
     if of is ValueRef or of is ParameterRef:
-        geometries = (tree.geometry, tree.part) if of is ValueRef else (tree.geometry,)
-        return of, tree.index, extract_numbers(kinds, geometries, found)
+        return of, tree.index, extract_numbers(kinds, tree.geometry, found)
     if isinstance(tree, tuple | list):
         return of, tuple([extract_numbers(kinds, item, found) for item in tree])
     return tree
@@ -128,8 +123,7 @@ def substitute_numbers(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any
         size, stride, start = substitute_numbers(kinds, (tree.size, tree.stride, tree.start), numbers)
         return Geometry(size, stride, tree.dtype, start)
     if of is ValueRef or of is ParameterRef:
-        geometries = (tree.geometry, tree.part) if of is ValueRef else (tree.geometry,)
-        return of(tree.index, *substitute_numbers(kinds, geometries, numbers))
+        return of(tree.index, substitute_numbers(kinds, tree.geometry, numbers))
     if isinstance(tree, tuple | list):
         return of([substitute_numbers(kinds, item, numbers) for item in tree])
     return tree

@@ -13,11 +13,13 @@ import torch
 
 from ds_adacc import planner
 from ds_adacc.program.arguments import CONSTANTS, ParameterRef, ValueRef, extract_numbers, generators_in, without_data
+from ds_adacc.program.backward_graph import BackwardGraph
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp, WholeBlock
 from ds_adacc.program.refusals import COMPILED
+from ds_adacc.program.with_gradient import with_gradient
 from ds_adacc.python_state.guard_history import as_clause
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 
@@ -118,7 +120,8 @@ class Recording:
     `compiled_from`: the first position that code of torch.compile may have saved; None: none runs. `loses_graphs`: what
     the block returns does not tell which of its graphs have run. `data_read_at`: the first line that reads data, if
     any operator follows it; such an operator is not replayed (Rule R7). `numbers_read_after`: how many operators have
-    run when Python first reads a tensor that was made of numbers alone; None: it reads none.
+    run when Python first reads a tensor that was made of numbers alone; None: it reads none. `backward`: the graph
+    along which its backward runs.
     """
 
     name: str
@@ -133,6 +136,7 @@ class Recording:
     loses_graphs: bool = False
     data_read_at: str | None = None
     numbers_read_after: int | None = None
+    backward: BackwardGraph = field(default_factory=BackwardGraph, repr=False)
 
     @functools.cached_property
     def digest(self) -> str:
@@ -148,7 +152,11 @@ class Recording:
             (without_data(p.ref, dynamic), p.ops_done, p.fresh, *(["discarded"] if p.discarded else []))
             for p in self.positions
         ]
-        more = (*(["hooks"] if self.has_hooks else []), *([self.compiled_from] if self.runs_compiled else []))
+        more = (
+            self.backward.structure,
+            *(["hooks"] if self.has_hooks else []),
+            *([self.compiled_from] if self.runs_compiled else []),
+        )
         text = repr((values, ops, positions, *more))
         looks = [(whole_shape(p), p.dtype, p.requires_grad) for p in self.parameters]
         return hashlib.sha256(f"{text}{looks}".encode()).hexdigest()[:16]
@@ -199,6 +207,13 @@ class Recording:
     def inputs(self) -> tuple[RecordedValue, ...]:
         """The values that are arguments of the block."""
         return tuple(value for value in self.values if value.origin == "input")
+
+    @functools.cached_property
+    def with_gradient(self) -> frozenset[int]:
+        """The values that get a gradient in backward."""
+        given = {value.index for value in self.inputs if value.requires_grad}
+        numbers = (v for v in self.values if v.geometry.dtype.is_floating_point or v.geometry.dtype.is_complex)
+        return with_gradient(self.ops, given, {value.index for value in numbers if value.role != "statistic"})
 
     @functools.cached_property
     def saved_inputs(self) -> tuple[int, ...]:

@@ -163,6 +163,7 @@ def capture(name: str, call: BlockCall) -> Capture:
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
         recording = _sound(recorder.recording(discarded, call.arguments))
+        recording = replace(recording, backward=recorder.draft.nodes.graph(output, began))
         recording = without_inaccessible(_found_again(recording, output, began))
         parameters = tuple(recording.parameters)  # kept alive: the forward may have put others in their place
         recorder.draft.known.tensors.rebuild_from(recording.values, recording.ops, parameters)

@@ -15,6 +15,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
 from ds_adacc.program.refusals import COMPILED, STATISTICS, TAINTED, UNINITIALISED, UNSEEN, refusal_of
 from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_dtype, written_values
+from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, CompiledCode, in_compiled_code
 from ds_adacc.record.draws import Draws
@@ -22,7 +23,6 @@ from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.late_refusals import ChangedState, extra_refusals
-from ds_adacc.record.splits import Splits, splits
 from ds_adacc.record.taint import Taint
 
 _WROTE_UNSEEN = (
@@ -35,14 +35,14 @@ _OVERWRITTEN = "what it makes is overwritten in place"
 class Draft:
     """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
 
-    `known` has the values, `draws` the random generators' states.
+    `known` has the values, `draws` the random generators' states, `nodes` what autograd has made.
     """
 
     def __init__(self, call: BlockCall) -> None:
         self.known = KnownTensors(call.inputs, call.closure)
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
-        self._splits = Splits()
+        self.nodes = BackwardNodes()
         self._taint = Taint()
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
@@ -121,7 +121,7 @@ class Draft:
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
         if isinstance(tree, torch.Tensor):
-            return self._splits.found(self._refer(tree))
+            return self._refer(tree)
         if isinstance(tree, tuple | list):
             return type(tree)(self.encode(item) for item in tree)
         return tree
@@ -149,7 +149,6 @@ class Draft:
         if not rewritten and all(value is None for value in made):
             # Autograd detaches what it saves: that is no operator of the program.
             self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
-            self._note_views(ran)
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
@@ -178,16 +177,6 @@ class Draft:
             python_reads=ran.python_reads,
             detached=ran.detached,
         )
-
-    def _note_views(self, ran: ExecutedCall) -> None:
-        """Note the parts into which this call splits a value, or its slices."""
-        whole = next(iter(ran.args), None)
-        if not isinstance(whole, ValueRef) or whole.part is not None:
-            return
-        nbytes = self.known.values[whole.index].geometry.nbytes
-        is_split = splits(ran.func) and whole.geometry.nbytes == nbytes
-        found = (self.known.find(each) for each in tensors_in(ran.outputs) if is_split or each.nbytes < nbytes)
-        self._splits.note(whole.index, [ref.geometry for ref in found if isinstance(ref, ValueRef)], is_split)
 
     def note_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Note which of these have a gradient. So the operators that have made them are not detached.

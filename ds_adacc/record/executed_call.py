@@ -18,7 +18,8 @@ class ExecutedCall:
     `outputs`: what it returned and, the last `saved` of them, what an `autograd.Function` saved. `states`: the random
     generators' from before. `written`: the tensors that it has written to in place. `dynamic`: its shapes depend on
     data. `handed_on`: the numbers of the outputs that are generators' states (Rule R16). `python_reads`: what its
-    kernel has read besides its arguments, if that is Python. `detached`: as of `RecordedOp`.
+    kernel has read besides its arguments, if that is Python. `detached`: as of `RecordedOp`. `began`: the number of the
+    next node of autograd's when it began; None: its node was made earlier.
     """
 
     func: Callable[..., Any]
@@ -34,6 +35,7 @@ class ExecutedCall:
     handed_on: frozenset[int] = frozenset()
     python_reads: PythonReads | None = None
     detached: bool = False
+    began: int | None = None
 
 
 def is_detached(tensors: Iterable[torch.Tensor]) -> bool:

@@ -27,8 +27,8 @@ class FunctionCall:
     """A call of `cls.apply` on `args`. What it calls inside is no part of the program, but tells why not to replay it.
 
     `states`: of the random generators, before. `packed`: what autograd has saved, with the generators' states then.
-    `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data. `reads_data`: Python has read data.
-    `python_reads`: what its forward reads besides its arguments.
+    `began`: as of `ExecutedCall`. `refusal`: the first reason found. `is_dynamic`: a shape inside depends on data.
+    `reads_data`: Python has read data. `python_reads`: what its forward reads besides its arguments.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class FunctionCall:
         self.cls = cls
         self.args = args
         self.states = states
+        self.began = torch.autograd._get_sequence_nr() + 1  # its own node is about to be made
         self.packed: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
         self.refusal: str | None = None
         self.is_dynamic = False

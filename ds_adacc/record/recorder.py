@@ -89,6 +89,7 @@ class Recorder(BesideCompiled):
             return self._casts.add(args[0], self._run(func, args, kwargs))
         call: OperatorCall | None = None
         self._has_collective = False
+        began = torch.autograd._get_sequence_nr()
         with self._noting():
             self._note_casts((args, kwargs))
             if func is LIFT_FRESH and is_number(args[0]):
@@ -108,7 +109,7 @@ class Recorder(BesideCompiled):
             with self._noting():
                 ran = call.executed(result, kernel, self._has_collective)
                 given = [*tensors_in(ran.given)]
-                ran.detached = is_detached(given)
+                ran.detached, ran.began = is_detached(given), began
                 if not ran.detached:
                     self.draft.note_gradients(given)
                 self._note(ran)
@@ -245,6 +246,7 @@ class Recorder(BesideCompiled):
                 running.refusal = COLLECTIVE
             ran = running.executed(results, written, self.draft.encode)
             ran.detached = detached and not written  # no schema tells which of its arguments keep a gradient
+            ran.began = running.began
             op = self._note(ran)
             for tensor, states in running.packed:
                 self.draft.save(tensor, states, op)
@@ -300,6 +302,8 @@ class Recorder(BesideCompiled):
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""
         op, known = self.draft.note(ran), self.draft.known
+        if ran.began is not None:
+            self.draft.nodes.note(ran.began, op)
         if op is None or not op.replayable:
             return op
         runs_python = any(

@@ -285,7 +285,7 @@ def _skeleton(recording: Recording) -> Hashable:
     ops = tuple((op.name, op.outputs, op.refusal, op.detached, op.draw and op.draw.position) for op in recording.ops)
     places = tuple((position.ops_done, position.fresh, position.discarded) for position in recording.positions)
     without_constants = extract_numbers((int, *CONSTANTS), _tree(recording), [])
-    return values, ops, places, without_constants
+    return values, ops, places, recording.backward.structure, without_constants
 
 
 def _tree(recording: Recording) -> Any:
@@ -293,17 +293,19 @@ def _tree(recording: Recording) -> Any:
         tuple((value.geometry, value.channels) for value in recording.values),
         tuple((op.args, op.kwargs) for op in recording.ops),
         tuple(position.ref for position in recording.positions),
+        recording.backward.sizes,
     )
 
 
 def _with_numbers(like: Recording, numbers: Iterator[int]) -> Recording:
-    layouts, arguments, refs = substitute_numbers((int,), _tree(like), numbers)
+    layouts, arguments, refs, sizes = substitute_numbers((int,), _tree(like), numbers)
     values = zip(like.values, layouts, strict=True)
     return replace(
         like,
         values=tuple(replace(value, geometry=geometry, channels=channels) for value, (geometry, channels) in values),
         ops=_with_arguments(like.ops, arguments),
         positions=tuple(replace(position, ref=ref) for position, ref in zip(like.positions, refs, strict=True)),
+        backward=like.backward.with_sizes(sizes),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ds_adacc.program.arguments import ValueRef
+from ds_adacc.program.backward_graph import BackwardGraph
 from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import RecordedOp, WholeBlock
@@ -90,6 +91,7 @@ def as_whole(
         ops=(op,),
         positions=(*(Position(ref, 0, False) for ref in read), Position(ValueRef(made.index, made.geometry), 1, False)),
         remarks=(_remark(recording, repeats_collectives),),
+        backward=BackwardGraph(),
     )
 
 

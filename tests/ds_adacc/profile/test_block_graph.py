@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
+from ds_adacc.profile.gradient_memory import GradientMemory
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.memory_trace import MemoryTrace
 
@@ -366,7 +366,7 @@ def test_no_gradient_passes_through_a_function_without_gradients():
 
     recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
     assert [(op.short_name, op.detached) for op in recording.ops] == [("Saving", True), ("exp", False), ("mul", False)]
-    assert GradientLifetimes(recording).required == {0, *recording.ops[1].outputs, *recording.ops[2].outputs}
+    assert recording.with_gradient == {0, *recording.ops[1].outputs, *recording.ops[2].outputs}
 
 
 class Doubling(torch.autograd.Function):
@@ -388,7 +388,7 @@ def test_a_function_that_writes_without_gradients_leaves_those_of_the_tensor():
 
     recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
     assert [op.short_name for op in recording.ops] == ["sin", "Doubling", "exp"]
-    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+    assert recording.with_gradient == {value.index for value in recording.values}
 
 
 def test_a_write_without_gradients_leaves_those_of_the_tensor():
@@ -399,7 +399,7 @@ def test_a_write_without_gradients_leaves_those_of_the_tensor():
         return y.exp()
 
     recording = record(clamped, (torch.randn(4, 8, requires_grad=True),), {})
-    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+    assert recording.with_gradient == {value.index for value in recording.values}
 
 
 def test_what_has_a_gradient_was_made_by_an_operator_that_passes_it_on():
@@ -412,7 +412,7 @@ def test_what_has_a_gradient_was_made_by_an_operator_that_passes_it_on():
 
     recording = record(block, (torch.randn(4, 8, requires_grad=True),), {})
     assert [op.short_name for op in recording.ops] == ["sin", "mul", "exp", "add"]
-    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+    assert recording.with_gradient == {value.index for value in recording.values}
 
 
 def test_two_values_that_one_operator_writes_to_have_two_gradients():
@@ -424,7 +424,7 @@ def test_two_values_that_one_operator_writes_to_have_two_gradients():
     x = torch.randn(4, 8, requires_grad=True)
     recording = record(block, (x,), {})
     assert [op.short_name for op in recording.ops[:3]] == ["sin", "cos", "_foreach_mul_"]
-    assert GradientLifetimes(recording).most(1, 0) == 3 * x.nbytes  # those of y, z and x
+    assert GradientMemory(recording.backward).steps([1])[1].during == 3 * x.nbytes  # those of y, z and x
 
 
 def test_gradients_pass_through_an_operator_whose_arguments_are_not_recorded():
@@ -439,7 +439,7 @@ def test_gradients_pass_through_an_operator_whose_arguments_are_not_recorded():
     finally:
         torch.distributed.destroy_process_group()
     assert [op.short_name for op in recording.ops] == ["sin", "all_to_all_single", "exp", "sin"]
-    assert GradientLifetimes(recording).required == {value.index for value in recording.values}
+    assert recording.with_gradient == {value.index for value in recording.values}
 
 
 def compiled():
@@ -452,6 +452,5 @@ def test_what_a_function_saves_has_no_gradient(make):
     recording = record(make(), (x,), {})
     (op,) = recording.ops
     returned, *saved = (index for index in op.outputs if index is not None)
-    gradients = GradientLifetimes(recording)
-    assert saved and gradients.required == {0, returned}
-    assert gradients.of_outputs == x.nbytes
+    assert saved and recording.with_gradient == {0, returned}
+    assert GradientMemory(recording.backward).of_outputs == x.nbytes

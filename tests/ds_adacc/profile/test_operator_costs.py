@@ -14,7 +14,6 @@ from ds_adacc.config import load
 from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
-from ds_adacc.profile.gradient_lifetimes import GradientLifetimes
 from ds_adacc.profile.measure import measure
 from ds_adacc.profile.operator_costs import (
     Backward,
@@ -95,10 +94,9 @@ def test_what_a_step_takes_while_it_has_its_values_is_told_apart(mib, early):
     """Later the step takes 3 MiB. As many of them are told apart as it has saved: 1 MiB, or 4."""
     found = captured(torch.ops.ds_adacc_test.patient.default, torch.randn(mib, MIB // 4, requires_grad=True))
     (op,) = found.recording.ops
-    gradients = GradientLifetimes(found.recording)
     beside = mib * MIB  # of 2 * gradient
-    assert backward_workspace(op, found.tensors, gradients, CPU).workspace_bytes == max(3 * MIB, MIB + beside)
-    assert early_workspace(op, found.tensors, gradients, CPU) == max(early * MIB, MIB + beside)
+    assert backward_workspace(op, found.tensors, found.recording, CPU).workspace_bytes == max(3 * MIB, MIB + beside)
+    assert early_workspace(op, found.tensors, found.recording, CPU) == max(early * MIB, MIB + beside)
 
 
 @pytest.mark.parametrize("function", [torch.exp, torch.rsqrt, lambda x: x.softmax(-1)])
@@ -112,7 +110,7 @@ def test_nothing_is_left_of_a_step_that_has_saved_its_output(function):
         return sum(isinstance(each, torch.Tensor) and each.shape == (7, 11, 13) for each in gc.get_objects())
 
     before = alive()
-    assert math.isfinite(early_workspace(op, found.tensors, GradientLifetimes(found.recording), CPU))
+    assert math.isfinite(early_workspace(op, found.tensors, found.recording, CPU))
     assert alive() == before
 
 
@@ -156,12 +154,11 @@ def test_layer_norm_sums_its_parameters_gradients_by_thread():
 
 def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
     found = captured(zoo.GPTBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    gradients = GradientLifetimes(found.recording)
     refused = [op for op in found.recording.ops if not op.replayable]
     assert refused
     for op in refused:
         assert replay_workspace(op, {}, found.recording.parameters, CPU) == 0
-        assert backward_workspace(op, {}, gradients, CPU) == Backward(0, 0.0)
+        assert backward_workspace(op, {}, found.recording, CPU) == Backward(0, 0.0)
     assert by_name(torch.ops.ds_adacc_test.one_way.default)["one_way"] == (0, 0)
 
 
@@ -179,9 +176,8 @@ def test_the_backward_of_a_compiled_graph_is_estimated_and_not_run():
 
 def test_a_backward_is_timed():
     found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    gradients = GradientLifetimes(found.recording)
     op = next(op for op in found.recording.ops if op.short_name == "addmm")
-    assert backward_workspace(op, found.tensors, gradients, CPU).seconds > 0
+    assert backward_workspace(op, found.tensors, found.recording, CPU).seconds > 0
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -248,5 +244,5 @@ def test_a_backward_on_cuda_is_timed_after_it_has_run_once(monkeypatch):
     monkeypatch.setattr(module, "MemoryTrace", Trace)
     monkeypatch.setattr(module, "Timer", lambda device: Clock(CPU))
     device = SimpleNamespace(type="cuda")
-    assert backward_workspace(op, found.tensors, GradientLifetimes(found.recording), device).seconds == 7.0
+    assert backward_workspace(op, found.tensors, found.recording, device).seconds == 7.0
     assert order == ["trace", "once", "end", "timed"]

@@ -1,0 +1,143 @@
+"""The memory that gradients take at each step of a block's backward: autograd's graph, run without tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ds_adacc.program.backward_graph import BackwardGraph, Edge
+
+
+@dataclass(frozen=True)
+class Step:
+    """Bytes of the gradients at the step of a node, or of an operator.
+
+    `arriving`: those alive when it begins. `during`: with those that it makes. `after`: the most from its end until the
+    next step begins, while what it has made is added to other gradients.
+    """
+
+    arriving: int
+    during: int
+    after: int
+
+
+class GradientMemory:
+    """The steps of a `BackwardGraph`.
+
+    `of_outputs`: bytes of the gradients with which backward begins. `makers`: the operators whose step makes a
+    gradient, and does not only pass one on.
+    """
+
+    def __init__(self, graph: BackwardGraph) -> None:
+        run = _Run(graph)
+        self.of_outputs = run.total
+        self.makers: list[int] = []
+        self._steps: list[tuple[float, Step]] = []  # in the order of backward; first, between which operators it is
+        for index in reversed(range(len(graph.nodes))):
+            node = graph.nodes[index]
+            if not node.gives:
+                continue
+            step = run.step(index)
+            self._steps.append((node.ops_done - 0.5 if node.op is None else node.op, step))
+            if node.op is not None and step.during > step.arriving:
+                self.makers.append(node.op)
+        self._left = run.total
+
+    def steps(self, ops: Iterable[int]) -> Mapping[int, Step]:
+        """The steps of these operators.
+
+        What other nodes take, such as those of views, counts as what comes after the operator's step before them. An
+        operator without a node has the step of the node that runs next.
+        """
+        found: dict[int, Step] = {}
+        waiting = sorted(set(ops))
+        last, most_before = None, 0
+        for place, step in self._steps:
+            is_own = False
+            while waiting and place <= waiting[-1]:
+                last = waiting.pop()
+                is_own = place == last
+                found[last] = Step(step.arriving, max(step.during, most_before), step.after if is_own else 0)
+                most_before = 0
+            most = max(step.during, step.after)
+            if last is None:
+                most_before = max(most_before, most)
+            elif not is_own:
+                found[last] = replace(found[last], after=max(found[last].after, most))
+        return {**found, **{op: Step(self._left, self._left, self._left) for op in reversed(waiting)}}
+
+    def arriving(self, op: int) -> int:
+        """Bytes of the gradients that are alive when backward reaches the operator."""
+        return next((step.arriving for place, step in self._steps if place <= op), self._left)
+
+
+class _Run:
+    """Runs one node after the other as autograd's engine does. `total`: the bytes of all gradients alive.
+
+    A node holds what it gets while it runs, and lets go of that before what it gives is added to what others have
+    given. A sum takes the place of what was there before, unless another gradient shares that memory, or it is a view
+    of a larger one (`accumulate` in torch/csrc/autograd/input_buffer.cpp). What a parameter gets is gone at once: its
+    `.grad` is not counted here.
+    """
+
+    def __init__(self, graph: BackwardGraph) -> None:
+        self._nodes = graph.nodes
+        self._waiting: dict[tuple[int, int], int] = {}  # by node and place, the memory of the gradient that is there
+        self._nbytes: list[int] = []  # by memory
+        self._users: Counter[int] = Counter()  # by memory, how many hold it
+        self.total = 0
+        for end in graph.ends:
+            self._deliver(end, self._allocate(end))
+
+    def step(self, index: int) -> Step:
+        """Run this node."""
+        node, arriving = self._nodes[index], self.total
+        got = [self._waiting.pop((index, place)) for place in range(len(node.gets)) if (index, place) in self._waiting]
+        if not got:
+            return Step(arriving, arriving, arriving)
+        given = [(edge, self._give(edge, got[0])) for edge in node.gives if edge is not None]
+        during = self.total
+        for memory in got:
+            self._release(memory)
+        return Step(arriving, during, max([self._deliver(edge, memory) for edge, memory in given], default=self.total))
+
+    def _give(self, edge: Edge, got: int) -> int:
+        if not edge.is_passed_on:
+            return self._allocate(edge)
+        self._users[got] += 1
+        return got
+
+    def _deliver(self, edge: Edge, memory: int) -> int:
+        """Put a gradient where it waits for others. Returns the most bytes alive meanwhile."""
+        if self._nodes[edge.node].is_parameter:
+            return self._release(memory)
+        place, most = (edge.node, edge.place), self.total
+        before = self._waiting.get(place)
+        if before is None:
+            self._waiting[place] = memory
+            return most
+        if self._users[before] > 1 or self._nbytes[before] != self._size(edge):
+            self._waiting[place] = self._allocate(edge)
+            most = self.total
+            self._release(before)
+        self._release(memory)
+        return most
+
+    def _size(self, edge: Edge) -> int:
+        return self._nodes[edge.node].gets[edge.place].nbytes
+
+    def _allocate(self, edge: Edge) -> int:
+        memory = len(self._nbytes)
+        self._nbytes.append(self._size(edge))
+        self._users[memory] = 1
+        self.total += self._nbytes[memory]
+        return memory
+
+    def _release(self, memory: int) -> int:
+        """Let go of it once. Returns the bytes that were alive before."""
+        before = self.total
+        self._users[memory] -= 1
+        if not self._users[memory]:
+            self.total -= self._nbytes[memory]
+        return before

@@ -1,0 +1,89 @@
+"""The graph along which autograd runs a block's backward: nodes that pass on gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """How the gradient looks that a node gets: as the tensor of forward that it is of."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where a gradient goes to: the gradient `place` of those that node `node` gets, to which others may be added.
+
+    `is_passed_on`: it is no new tensor, but the one that the giving node gets, or a view of that.
+    """
+
+    node: int
+    place: int
+    is_passed_on: bool = False
+
+
+@dataclass(frozen=True)
+class BackwardNode:
+    """A node of autograd's graph.
+
+    `gets`: the gradients that it gets, one for each output of the call that has made it. `gives`: where those go to
+    that it makes; None: that one is not asked for. `op`: the operator whose backward step it is, None if it is that of
+    a view. `ops_done`: how many operators had run when it was made. `is_parameter`: it adds to a parameter's `.grad`.
+    """
+
+    name: str
+    gets: tuple[Gradient, ...]
+    gives: tuple[Edge | None, ...] = ()
+    op: int | None = None
+    ops_done: int = 0
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True)
+class BackwardGraph:
+    """The nodes in the order in which autograd has made them. Backward visits them in the opposite order.
+
+    First come those that the block has not made, at which its backward ends: they give nothing. `ends`: the edges along
+    which the gradients of what the block returns arrive.
+    """
+
+    nodes: tuple[BackwardNode, ...] = ()
+    ends: tuple[Edge, ...] = ()
+
+    @property
+    def structure(self) -> Hashable:
+        """All but the sizes of the gradients, and what follows from these and from numbers."""
+        of_nodes = (
+            (
+                node.name,
+                tuple(gradient.dtype for gradient in node.gets),
+                tuple(edge and (edge.node, edge.place) for edge in node.gives),
+                (node.op, node.ops_done, node.is_parameter),
+            )
+            for node in self.nodes
+        )
+        return tuple(of_nodes), tuple((edge.node, edge.place) for edge in self.ends)
+
+    @property
+    def sizes(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The sizes of the gradients that each node gets."""
+        return tuple(tuple(gradient.size for gradient in node.gets) for node in self.nodes)
+
+    def with_sizes(self, sizes: Iterable[Iterable[tuple[int, ...]]]) -> BackwardGraph:
+        """The graph with these sizes, in the order of `sizes`."""
+        nodes = tuple(
+            replace(node, gets=tuple(replace(old, size=size) for old, size in zip(node.gets, its, strict=True)))
+            for node, its in zip(self.nodes, sizes, strict=True)
+        )
+        return replace(self, nodes=nodes)
