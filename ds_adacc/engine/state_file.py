@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from ds_adacc.execute.block import Block
 from ds_adacc.steps.saved_state import State
 
-FORMAT = 14
+FORMAT = 15
 _STATE = TypeAdapter(State)
 _TENSORS = {"blocks", "seeds"}  # its fields that hold some
 

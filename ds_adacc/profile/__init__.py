@@ -13,8 +13,8 @@ The files, in the order in which a captured call meets them:
 * `timer`: seconds of a function on a device.
 * `operator_costs`: the time of a replay and of a backward step, and the bytes that each takes besides its results.
 * `memory_trace`: the allocators' traffic, seen through torch's profiler.
-* `block_graph`: the recording as the planner wants it; `gradient_lifetimes`: which gradients are alive at each step
-  of its backward.
+* `block_graph`: the recording as the planner wants it; `gradient_memory`: what the gradients take
+  at each step of its backward.
 * `arrival`: tells when a block's gradient arrives; `probe`: then runs its backward several times.
 * `gradient_error`: what is measured so; `unmeasurable`: why it may not be measured.
 

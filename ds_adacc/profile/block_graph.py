@@ -97,10 +97,12 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
                 either.add(done)
     gradients = GradientMemory(recording.backward)
     costs = [*costs, OperatorCost()]  # the last is for views after the last operator
+    steps = gradients.steps({*unpacked, *gradients.makers})
     events = []
-    for op, step in gradients.steps({*unpacked, *gradients.makers}).items():
+    for op, step in steps.items():
+        after = max(step.after, gradients.left + _of_whole_inputs(recording)) if op == min(steps) else step.after
         during = step.during + costs[op].backward_bytes
-        most = max(during, step.after)
+        most = max(during, after)
         made, late = 0, most - during
         if _unpacks_first(recording, op):
             # The operator before may have saved the value. Then the gradients that arrive at its step count.
@@ -109,6 +111,15 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
         name = f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
         events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late, most - during))
     return tuple(events)
+
+
+def _of_whole_inputs(recording: Recording) -> int:
+    """The most bytes that follow the block's backward, outside of it, for an input that is a part of a larger tensor.
+
+    Its gradient is put into one of the whole, as far as the input spans that.
+    """
+    inputs = (value for value in recording.inputs if value.requires_grad and value.nbytes > value.geometry.nbytes)
+    return max((value.nbytes for value in inputs), default=0)
 
 
 def _unpacks_first(recording: Recording, op: int) -> bool:

@@ -25,8 +25,8 @@ class Step:
 class GradientMemory:
     """The steps of a `BackwardGraph`.
 
-    `of_outputs`: bytes of the gradients with which backward begins. `makers`: the operators whose step makes a
-    gradient, and does not only pass one on.
+    `of_outputs`: bytes of the gradients with which backward begins. `left`: of those with which it ends. `makers`: the
+    operators whose step makes a gradient, and does not only pass one on.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
@@ -42,7 +42,7 @@ class GradientMemory:
             self._steps.append((node.ops_done - 0.5 if node.op is None else node.op, step))
             if node.op is not None and step.during > step.arriving:
                 self.makers.append(node.op)
-        self._left = run.total
+        self.left = run.total
 
     def steps(self, ops: Iterable[int]) -> Mapping[int, Step]:
         """The steps of these operators.
@@ -65,11 +65,11 @@ class GradientMemory:
                 most_before = max(most_before, most)
             elif not is_own:
                 found[last] = replace(found[last], after=max(found[last].after, most))
-        return {**found, **{op: Step(self._left, self._left, self._left) for op in reversed(waiting)}}
+        return {**found, **{op: Step(self.left, self.left, self.left) for op in reversed(waiting)}}
 
     def arriving(self, op: int) -> int:
         """Bytes of the gradients that are alive when backward reaches the operator."""
-        return next((step.arriving for place, step in self._steps if place <= op), self._left)
+        return next((step.arriving for place, step in self._steps if place <= op), self.left)
 
 
 class _Run:
@@ -77,8 +77,8 @@ class _Run:
 
     A node holds what it gets while it runs, and lets go of that before what it gives is added to what others have
     given. A sum takes the place of what was there before, unless another gradient shares that memory, or it is a view
-    of a larger one (`accumulate` in torch/csrc/autograd/input_buffer.cpp). What a parameter gets is gone at once: its
-    `.grad` is not counted here.
+    of a larger one (`accumulate` in torch/csrc/autograd/input_buffer.cpp). What a parameter gets is gone as soon as it
+    has got all: its `.grad` is not counted here.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
@@ -87,15 +87,21 @@ class _Run:
         self._nbytes: list[int] = []  # by memory
         self._users: Counter[int] = Counter()  # by memory, how many hold it
         self.total = 0
+        given = (edge for node in graph.nodes for edge in node.gives if edge is not None)
+        self._to_come = Counter((edge.node, edge.place) for edge in (*given, *graph.ends))
         for end in graph.ends:
             self._deliver(end, self._allocate(end))
 
     def step(self, index: int) -> Step:
         """Run this node."""
         node, arriving = self._nodes[index], self.total
-        got = [self._waiting.pop((index, place)) for place in range(len(node.gets)) if (index, place) in self._waiting]
+        here = [place for place in range(len(node.gets)) if (index, place) in self._waiting]
+        got = [self._waiting.pop((index, place)) for place in here]
         if not got:
             return Step(arriving, arriving, arriving)
+        if node.fills_up:
+            missing = (place for place in range(len(node.gets)) if place not in here)
+            got += [self._allocate(Edge(index, place)) for place in missing]
         given = [(edge, self._give(edge, got[0])) for edge in node.gives if edge is not None]
         during = self.total
         for memory in got:
@@ -110,18 +116,20 @@ class _Run:
 
     def _deliver(self, edge: Edge, memory: int) -> int:
         """Put a gradient where it waits for others. Returns the most bytes alive meanwhile."""
-        if self._nodes[edge.node].is_parameter:
-            return self._release(memory)
         place, most = (edge.node, edge.place), self.total
-        before = self._waiting.get(place)
-        if before is None:
+        before = self._waiting.pop(place, None)
+        if before is not None:
+            other, memory = memory, before
+            if self._users[before] > 1 or self._nbytes[before] != self._size(edge):
+                memory = self._allocate(edge)
+                most = self.total
+                self._release(before)
+            self._release(other)
+        self._to_come[place] -= 1
+        if self._nodes[edge.node].is_parameter and not self._to_come[place]:
+            self._release(memory)
+        else:
             self._waiting[place] = memory
-            return most
-        if self._users[before] > 1 or self._nbytes[before] != self._size(edge):
-            self._waiting[place] = self._allocate(edge)
-            most = self.total
-            self._release(before)
-        self._release(memory)
         return most
 
     def _size(self, edge: Edge) -> int:
@@ -134,10 +142,7 @@ class _Run:
         self.total += self._nbytes[memory]
         return memory
 
-    def _release(self, memory: int) -> int:
-        """Let go of it once. Returns the bytes that were alive before."""
-        before = self.total
+    def _release(self, memory: int) -> None:
         self._users[memory] -= 1
         if not self._users[memory]:
             self.total -= self._nbytes[memory]
-        return before

@@ -6,6 +6,7 @@ those of `record/`.
 
 * `recording`: the program: values, operators, positions of the pack hook; `recorded_op`: one operator; `arguments`:
   what it is called with; `parameters`: the block's, by index.
+* `backward_graph`: the nodes of autograd's graph, along which backward runs; `with_gradient`: the values that get one.
 * `signature`: what tells two calls of a block apart: shapes, dtypes, strides, other arguments, default dtype, autocast.
 * `geometry`: where a view lies in memory; `same_bits`: whether two tensors have the same bits.
 * `schema`: what an operator's schema tells: what it writes to, what it computes with; `refusals`: why an operator must

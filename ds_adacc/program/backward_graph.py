@@ -40,14 +40,16 @@ class BackwardNode:
     `gets`: the gradients that it gets, one for each output of the call that has made it. `gives`: where those go to
     that it makes; None: that one is not asked for. `op`: the operator whose backward step it is, None if it is that of
     a view. `ops_done`: how many operators had run when it was made. `is_parameter`: it adds to a parameter's `.grad`.
+    `fills_up`: in place of each gradient that does not arrive it makes zeros.
     """
 
-    name: str
+    kind: str
     gets: tuple[Gradient, ...]
     gives: tuple[Edge | None, ...] = ()
     op: int | None = None
     ops_done: int = 0
     is_parameter: bool = False
+    fills_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class BackwardGraph:
         """All but the sizes of the gradients, and what follows from these and from numbers."""
         of_nodes = (
             (
-                node.name,
+                node.kind,
                 tuple(gradient.dtype for gradient in node.gets),
                 tuple(edge and (edge.node, edge.place) for edge in node.gives),
-                (node.op, node.ops_done, node.is_parameter),
+                (node.op, node.ops_done, node.is_parameter, node.fills_up),
             )
             for node in self.nodes
         )

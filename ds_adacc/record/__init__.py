@@ -28,7 +28,8 @@ The files, in the order in which a call meets them:
   replayed, which only the whole program tells.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
-* `splits`: the values that the block splits, whose parts are joined in backward.
+* `backward_nodes`: autograd's graph of the block, and which operator each node is of; `gradient_flow`: what a node
+  does with the gradients that it gets.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
 * `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
   `extremes`: which ones a mask may fill with Inf or a huge number later.

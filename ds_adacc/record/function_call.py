@@ -37,7 +37,7 @@ class FunctionCall:
         self.cls = cls
         self.args = args
         self.states = states
-        self.began = torch.autograd._get_sequence_nr() + 1  # its own node is about to be made
+        self.began = torch.autograd._get_sequence_nr()  # its own node has just been made
         self.packed: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
         self.refusal: str | None = None
         self.is_dynamic = False

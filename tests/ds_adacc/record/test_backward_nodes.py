@@ -1,0 +1,208 @@
+"""The nodes of autograd's graph that are recorded, and the operators that they are of."""
+
+import pytest
+import torch
+from recorded import captured, record
+from torch import nn
+
+from ds_adacc.program.backward_graph import BackwardGraph
+
+WIDTH = 12
+
+
+def tensor():
+    return torch.randn(2, 3, WIDTH, requires_grad=True)
+
+
+def graph_of(block, *args):
+    return captured(block, *(args or (tensor(),))).recording.backward
+
+
+def made(graph):
+    """Of each node that the block has made: its kind, its operator, how many operators had run, whom it gives to."""
+    kinds = [node.kind for node in graph.nodes]
+    return [
+        (node.kind, node.op, node.ops_done, [edge and (kinds[edge.node], edge.place) for edge in node.gives])
+        for node in graph.nodes
+        if node.gives
+    ]
+
+
+def ends(graph):
+    return [(graph.nodes[end.node].kind, end.place) for end in graph.ends]
+
+
+def passing_on(graph):
+    """The kinds of the nodes that give what they get."""
+    return {node.kind for node in graph.nodes for edge in node.gives if edge and edge.is_passed_on}
+
+
+def filling_up(graph):
+    return {node.kind for node in graph.nodes if node.fills_up}
+
+
+def test_each_node_is_of_its_operator_or_of_a_view():
+    def block(x):
+        left, right = x.sin().chunk(2, -1)
+        return left.exp() * right.transpose(1, 2).transpose(1, 2)
+
+    graph = graph_of(block)
+    assert made(graph) == [
+        ("SinBackward0", 0, 0, [("", 0)]),
+        ("SplitBackward0", None, 1, [("SinBackward0", 0)]),
+        ("ExpBackward0", 1, 1, [("SplitBackward0", 0)]),
+        ("TransposeBackward0", None, 2, [("SplitBackward0", 1)]),
+        ("TransposeBackward0", None, 2, [("TransposeBackward0", 0)]),
+        ("MulBackward0", 2, 2, [("ExpBackward0", 0), ("TransposeBackward0", 0)]),
+    ]
+    assert passing_on(graph) == {"TransposeBackward0"}
+    assert filling_up(graph) == {"SplitBackward0"}
+    assert ends(graph) == [("MulBackward0", 0)]
+
+
+def test_what_the_block_has_not_made_is_where_backward_ends():
+    graph = graph_of(nn.Linear(WIDTH, 5))
+    outside = [node for node in graph.nodes if not node.gives]
+    assert [(node.gets[0].size, node.is_parameter) for node in outside] == [
+        ((2, 3, WIDTH), False),
+        ((5, WIDTH), True),
+        ((5,), True),
+    ]
+    assert made(graph)[-2:] == [
+        ("AddmmBackward0", 0, 0, [("", 0), ("ViewBackward0", 0), ("TBackward0", 0)]),
+        ("ViewBackward0", None, 1, [("AddmmBackward0", 0)]),
+    ]
+    assert ends(graph) == [("ViewBackward0", 0)], "what the view is of is alive, but was not returned"
+
+
+def test_a_write_to_a_view_is_a_node_that_is_made_when_it_has_run():
+    def block(x):
+        y = x * 2
+        y[..., :6].mul_(x[..., 6:])
+        return y.exp()
+
+    kinds = [(kind, op) for kind, op, _, _ in made(graph_of(block))]
+    assert kinds == [("MulBackward0", 0), ("SliceBackward0", None), ("CopySlices", 2), ("ExpBackward0", 3)]
+
+
+@pytest.mark.parametrize(
+    ("passes", "block"),
+    [
+        (True, lambda x: x + x.sin()),
+        (False, lambda x: x[..., :1] + x[:, :1]),
+        (True, lambda x: x.sin().clone()),
+        (False, lambda x: x.sin().to(torch.bfloat16)),
+        (True, lambda x: torch.cat([x.sin(), x.cos()])),
+        (False, lambda x: x.sin().repeat(2, 1, 1)),
+    ],
+)
+def test_nodes_pass_on_what_looks_the_same(passes, block):
+    graph = graph_of(block)
+    last = graph.nodes[-1]
+    assert any(edge.is_passed_on for edge in last.gives if edge) == passes
+
+
+def test_of_a_difference_and_of_a_scaled_sum_the_first_term_alone_gets_what_arrives():
+    for block in (lambda x: x.sin() - x.cos(), lambda x: torch.add(x.sin(), x.cos(), alpha=2)):
+        assert [edge.is_passed_on for edge in graph_of(block).nodes[-1].gives] == [True, False]
+
+
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first + second
+
+
+def test_a_function_that_makes_nothing_passes_on_what_it_gets():
+    """As ZeRO-3 has them around modules."""
+    graph = graph_of(lambda x: Pair.apply(Same.apply(x.exp()))[0])
+    assert [(kind, op) for kind, op, _, _ in made(graph)] == [
+        ("ExpBackward0", 0),
+        ("SameBackward", None),
+        ("PairBackward", 1),
+    ]
+    assert passing_on(graph) == {"SameBackward"}
+    assert filling_up(graph) == {"SameBackward", "PairBackward"}
+
+
+class Keeping(nn.Module):
+    """Keeps a loss for later, as experts do, and a view of what it has made."""
+
+    def forward(self, x):
+        hidden = x.sin()
+        self.loss, self.view = hidden.mean(), hidden.exp().flatten()
+        return hidden.cos()
+
+
+def test_what_the_block_keeps_gets_a_gradient_too():
+    assert ends(graph_of(Keeping())) == [("CosBackward0", 0), ("MeanBackward0", 0), ("ViewBackward0", 0)]
+
+
+def test_what_the_block_discards_is_no_part_of_its_graph():
+    def block(x):
+        x.exp().sin().sum()
+        return x.cos()
+
+    assert [kind for kind, *_ in made(graph_of(block))] == ["CosBackward0"]
+
+
+def test_a_returned_view_whose_base_was_written_to_gets_none():
+    def block(x):
+        y = x * 2
+        part, _ = y.chunk(2, -1)
+        y.mul_(2)
+        return y, part
+
+    assert ends(graph_of(block)) == [("MulBackward0", 0)]
+
+
+def test_a_block_that_hands_back_what_it_was_given_has_no_graph():
+    assert graph_of(lambda x: x, tensor() * 2) == BackwardGraph()
+
+
+def test_without_gradients_there_is_no_graph():
+    def block(x):
+        with torch.no_grad():
+            return x.sin()
+
+    assert graph_of(block) == BackwardGraph()
+
+
+def test_whoever_made_the_arguments_the_program_is_the_same():
+    def block(x, y):
+        return x.exp() * y
+
+    leaf, parts = tensor(), torch.randn(2, 2, 3, WIDTH, requires_grad=True).unbind()
+    given = [(leaf, leaf.sin()), (parts[1], parts[0]), (leaf * 2, tensor())]
+    assert len({record(block, args, {}).digest for args in given}) == 1
+
+
+def test_blocks_that_split_and_that_slice_are_of_two_types():
+    """Their memory differs in backward alone, but it does."""
+
+    def splitting(x):
+        left, right = x.sin().chunk(2, -1)
+        return left.exp() * right
+
+    def slicing(x):
+        y = x.sin()
+        left, right = y[..., :6], y[..., 6:]
+        return left.exp() * right
+
+    one, other = (record(block, (tensor(),), {}) for block in (splitting, slicing))
+    assert [op.short_name for op in one.ops] == [op.short_name for op in other.ops]
+    assert one.digest != other.digest
