@@ -77,8 +77,8 @@ class _Run:
 
     A node holds what it gets while it runs, and lets go of that before what it gives is added to what others have
     given. A sum takes the place of what was there before, unless another gradient shares that memory, or it is a view
-    of a larger one (`accumulate` in torch/csrc/autograd/input_buffer.cpp). What a parameter gets is gone as soon as it
-    has got all: its `.grad` is not counted here.
+    with other strides, or of a larger one (`accumulate` in torch/csrc/autograd/input_buffer.cpp). What a parameter gets
+    is gone as soon as it has got all: its `.grad` is not counted here.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
@@ -86,6 +86,7 @@ class _Run:
         self._waiting: dict[tuple[int, int], int] = {}  # by node and place, the memory of the gradient that is there
         self._nbytes: list[int] = []  # by memory
         self._users: Counter[int] = Counter()  # by memory, how many hold it
+        self._turned: set[int] = set()  # those that are seen with other strides
         self.total = 0
         given = (edge for node in graph.nodes for edge in node.gives if edge is not None)
         self._to_come = Counter((edge.node, edge.place) for edge in (*given, *graph.ends))
@@ -112,6 +113,8 @@ class _Run:
         if not edge.is_passed_on:
             return self._allocate(edge)
         self._users[got] += 1
+        if edge.is_turned:
+            self._turned.add(got)
         return got
 
     def _deliver(self, edge: Edge, memory: int) -> int:
@@ -120,7 +123,7 @@ class _Run:
         before = self._waiting.pop(place, None)
         if before is not None:
             other, memory = memory, before
-            if self._users[before] > 1 or self._nbytes[before] != self._size(edge):
+            if not self._may_be_added_to(before, edge):
                 memory = self._allocate(edge)
                 most = self.total
                 self._release(before)
@@ -131,6 +134,10 @@ class _Run:
         else:
             self._waiting[place] = memory
         return most
+
+    def _may_be_added_to(self, memory: int, edge: Edge) -> bool:
+        is_whole = self._nbytes[memory] == self._size(edge)
+        return is_whole and self._users[memory] == 1 and memory not in self._turned
 
     def _size(self, edge: Edge) -> int:
         return self._nodes[edge.node].gets[edge.place].nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -33,27 +34,23 @@ class Backward(NamedTuple):
 
 
 def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
-    """What each operator costs, on the block's own tensors; nothing if no policy could replay it.
+    """What each operator costs, on the block's own tensors. One that no policy could replay costs nothing in a replay.
 
     Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
     """
     device = tensors.device
     rebuildable = recording.segments.rebuildable
     last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
-    costs, rebuilt = [OperatorCost()] * len(recording.ops), set[int]()
+    costs = [of_write(op) if op.index in recording.backward.writes_to_views else OperatorCost() for op in recording.ops]
+    rebuilt = set[int]()
     for index in sorted(rebuildable):
         op = recording.ops[index]
         inputs = {need: tensors[need] for need in op.needs}
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
-        if op.is_graph:
-            backward = backward_of_graph(op, recording, seconds)
-        else:
-            backward = backward_workspace(op, inputs, recording, device)
-        early = taken = backward.workspace_bytes
-        if taken and op.is_aten:
-            early = int(min(early_workspace(op, inputs, recording, device), taken))
-        costs[index] = OperatorCost(replayed, taken, early, seconds, backward.seconds)
+        if index not in recording.backward.writes_to_views:
+            costs[index] = _of_backward(op, inputs, recording, seconds, device)
+        costs[index] = replace(costs[index], replay_bytes=replayed, replay_seconds=seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}
         for i in died:
@@ -62,6 +59,20 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         tensors.drop(done)
         rebuilt = (rebuilt - done) | died
     return tuple(costs)
+
+
+def _of_backward(
+    op: RecordedOp, inputs: Inputs, recording: Recording, seconds: float, device: torch.device
+) -> OperatorCost:
+    """What its backward step costs. `seconds`: of its replay."""
+    if op.is_graph:
+        backward = backward_of_graph(op, recording, seconds)
+    else:
+        backward = backward_workspace(op, inputs, recording, device)
+    early = taken = backward.workspace_bytes
+    if taken and op.is_aten:
+        early = int(min(early_workspace(op, inputs, recording, device), taken))
+    return OperatorCost(backward_bytes=taken, early_bytes=early, backward_seconds=backward.seconds)
 
 
 def others(recording: Recording, tensors: RecordedTensors, op: RecordedOp | None = None) -> list[torch.Tensor]:
@@ -111,6 +122,17 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, dev
     except Exception:  # an operator without a derivative may raise anything
         return Backward()
     return Backward(_beyond(trace, _bytes_of(starts)), seconds)
+
+
+def of_write(op: RecordedOp) -> OperatorCost:
+    """What the backward step takes of an operator that writes to a view. It is not run: others may have read that.
+
+    Beside the gradient of the whole, which it makes, it takes a copy of the part that the view is, of which it makes
+    another unless it passes the copy on (`CopySlices::apply` in torch/csrc/autograd/functions/tensor.cpp).
+    """
+    view = next(op.references)
+    taken = view.geometry.nbytes * (1 if op.functional_name in ("add", "sub") else 2)
+    return OperatorCost(backward_bytes=taken, early_bytes=taken)
 
 
 def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> Backward:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
+
+WRITE_TO_VIEW = "CopySlices"  # the kind of the node that autograd makes when a write to a view has run
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Gradient:
 class Edge:
     """Where a gradient goes to: the gradient `place` of those that node `node` gets, to which others may be added.
 
-    `is_passed_on`: it is no new tensor, but the one that the giving node gets, or a view of that.
+    `is_passed_on`: it is no new tensor, but the one that the giving node gets, or a view of that. `is_turned`: a view
+    with other strides, to which nothing is added in place.
     """
 
     node: int
     place: int
     is_passed_on: bool = False
+    is_turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,11 @@ class BackwardGraph:
 
     nodes: tuple[BackwardNode, ...] = ()
     ends: tuple[Edge, ...] = ()
+
+    @functools.cached_property
+    def writes_to_views(self) -> frozenset[int]:
+        """The operators that write to a view of a tensor that has a gradient."""
+        return frozenset(node.op for node in self.nodes if node.kind == WRITE_TO_VIEW and node.op is not None)
 
     @property
     def structure(self) -> Hashable:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch.autograd.graph import Node
 
-from ds_adacc.program.backward_graph import BackwardGraph, BackwardNode, Edge
+from ds_adacc.program.backward_graph import WRITE_TO_VIEW, BackwardGraph, BackwardNode, Edge
 from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.signature import flatten
@@ -25,9 +25,8 @@ from ds_adacc.record.gradient_flow import (
     node_of,
     parameter_of,
     targets,
+    turns,
 )
-
-_MADE_AFTERWARDS = "CopySlices"  # when a write to a view has run
 
 
 class _Call(NamedTuple):
@@ -104,7 +103,7 @@ class BackwardNodes:
         """The call about to run when autograd made the node. It has no operator if the node is not its own."""
         number = _number(node)
         place = bisect_right(self._calls, number, key=lambda call: call.began)
-        if kind_of(node) == _MADE_AFTERWARDS and place:
+        if kind_of(node) == WRITE_TO_VIEW and place:  # unlike others, it is made when the call has run
             return self._calls[place - 1]
         if place == len(self._calls):
             return _Call(number, None, self._ops_done)
@@ -122,7 +121,7 @@ def _inside(node: Node, call: _Call, edges: Mapping[tuple[Node, int], Edge]) -> 
     gives: list[Edge | None] = []
     for number, target in enumerate(targets(node)):
         is_same = is_passed_on(node, number, makes_nothing=call.op is None)
-        gives.append(None if target is None else replace(edges[target], is_passed_on=is_same))
+        gives.append(None if target is None else replace(edges[target], is_passed_on=is_same, is_turned=turns(node)))
     return BackwardNode(kind_of(node), gets(node), tuple(gives), call.op, call.ops_done, fills_up=fills_up(node))
 
 

@@ -34,6 +34,7 @@ _PASS_ON = {
     "ViewAsRealBackward0",
     "ViewBackward0",
 }
+_TURN = {"PermuteBackward0", "TBackward0", "TransposeBackward0", "TransposeBackward1"}
 _GIVE_VIEWS = {"CatBackward0", "StackBackward0"}  # of what they get
 _JOIN = {"SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0"}  # all that they get
 
@@ -85,6 +86,11 @@ def fills_up(node: Node) -> bool:
     """Whether it makes zeros in place of the gradients that do not arrive. (A compiled graph does not ask for them.)"""
     is_function = isinstance(node, BackwardCFunction) and run_of(node) is None
     return is_function or kind_of(node) in _JOIN
+
+
+def turns(node: Node) -> bool:
+    """Whether it gives a view of what it gets that has other strides."""
+    return kind_of(node) in _TURN
 
 
 def is_passed_on(node: Node, number: int, makes_nothing: bool) -> bool:

@@ -225,6 +225,52 @@ def in_chunks(x):
     return torch.cat([chunk.exp().sin() for chunk in x.split(1)])
 
 
+def returned_and_read(x):
+    """The gradient of what is returned arrives first of all."""
+    y = x.sin()
+    return y.tanh(), y
+
+
+def part_returned_and_read(x):
+    left, right = torch.cat([x.sin()] * 2, -1).chunk(2, -1)
+    return left.exp() * right.cos(), right
+
+
+def sliced_first(x):
+    """The gradient of a slice waits until backward comes to where the slice was made."""
+    y = x.sin()
+    half = y[:, : SIZE // 2]
+    z = y.exp().cos()
+    return z * torch.cat([half.tanh()] * 2, -1)
+
+
+def with_a_value_twice(x):
+    y = x.sin()
+    return y * y
+
+
+def scaled_before_a_join(x):
+    y = x.sin()
+    return torch.cat([torch.add(y.exp(), y.cos(), alpha=2), x.tanh()], -1)
+
+
+def view_written_to(x):
+    y = x * 1.5
+    y[:, : SIZE // 2].neg_()
+    return y.exp()
+
+
+def view_added_to(x):
+    y = x.sin().mul(2.0)
+    y.view(-1).add_(x.cos().view(-1))
+    return y.exp()
+
+
+def with_a_discarded_branch(x):
+    x.exp().sin().sum()
+    return x.cos().sigmoid()
+
+
 SPLITS = [
     gated,
     turned_parts,
@@ -236,6 +282,8 @@ SPLITS = [
     with_slices_of_parts,
     with_expanded_parts,
     with_a_part_that_is_returned,
+    part_returned_and_read,
+    with_a_value_twice,
     with_a_slice_beside_the_whole,
 ]
 BLOCKS = [
@@ -259,6 +307,12 @@ BLOCKS = [
     joined,
     stacked,
     in_chunks,
+    returned_and_read,
+    sliced_first,
+    scaled_before_a_join,
+    view_written_to,
+    view_added_to,
+    with_a_discarded_branch,
 ]
 
 

@@ -64,6 +64,13 @@ def test_a_sum_is_made_anew_of_a_view_of_a_larger_gradient():
     assert steps[1] == Step(8, 12, 8)
 
 
+def test_a_sum_is_made_anew_of_a_view_with_other_strides():
+    """As of the weight of a linear layer that is called twice."""
+    turned = Edge(PARAMETER, 0, is_passed_on=True, is_turned=True)
+    layers = node(-0.5, turned), node(0, Edge(INPUT, 0), Edge(2, 0)), node(0.5, turned), node(1, Edge(3, 0), Edge(4, 0))
+    assert GradientMemory(graph(*layers)).steps([1, 0]) == {1: Step(4, 12, 8), 0: Step(8, 16, 16)}
+
+
 def test_a_parameter_lets_go_when_it_has_got_all():
     memory = GradientMemory(graph(node(0, Edge(PARAMETER, 0)), node(1, Edge(2, 0), Edge(PARAMETER, 0))))
     assert memory.steps([1, 0]) == {1: Step(4, 12, 8), 0: Step(8, 12, 8)}
