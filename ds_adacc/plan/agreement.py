@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -112,6 +112,7 @@ class Agreement:
         known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.agreed_types)
         if known.agreed is not None:
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
+            known.keeps_graph = not known.agreed.spec.profile.graph.frees_stored
         timed = next((each for each in self._at_other_sizes(known) if each.is_timed), None)
         if timed is not None:
             known.time_as(timed)
@@ -274,6 +275,8 @@ class Agreement:
         None: as they are held now.
         """
         profile = known.profile if self.approvals.max_error is None else known.errors.applied_to(known.profile)
+        if known.keeps_graph:
+            profile = replace(profile, graph=profile.graph.kept)
         return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:

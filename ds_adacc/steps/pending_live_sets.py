@@ -89,10 +89,13 @@ class PendingLiveSets:
     def note_kept_graph(self, ran: CalledByType) -> None:
         """Note that the backward of this pass has kept its graph. A plan for one that frees it takes more than it says.
 
-        That one counts what later blocks hold as free by the time of earlier ones.
+        That one counts what steps of backward have needed, and what later blocks hold, as free by the time of others.
         """
         live_set = frozenset(map(self._agreement.origin, ran))
-        if live_set and self._agreement.forward_order.unorder(live_set):
+        known = [each for name in {*ran, *live_set} if (each := self._agreement.known_types.get(name)) is not None]
+        for each in known:
+            each.keeps_graph = True
+        if any(each.is_freed_in_plan for each in known):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:
