@@ -112,7 +112,6 @@ class Agreement:
         known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.agreed_types)
         if known.agreed is not None:
             known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
-            known.keeps_graph = not known.agreed.spec.profile.graph.frees_stored
         timed = next((each for each in self._at_other_sizes(known) if each.is_timed), None)
         if timed is not None:
             known.time_as(timed)

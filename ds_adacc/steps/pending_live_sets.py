@@ -89,13 +89,12 @@ class PendingLiveSets:
     def note_kept_graph(self, ran: CalledByType) -> None:
         """Note that the backward of this pass has kept its graph. A plan for one that frees it takes more than it says.
 
-        That one counts what steps of backward have needed, and what later blocks hold, as free by the time of others.
+        That one counts as free what steps of backward before have needed, in later blocks and in the same one.
         """
-        live_set = frozenset(map(self._agreement.origin, ran))
-        known = [each for name in {*ran, *live_set} if (each := self._agreement.known_types.get(name)) is not None]
-        for each in known:
-            each.keeps_graph = True
-        if any(each.is_freed_in_plan for each in known):
+        types, live_set = self._agreement.known_types, frozenset(map(self._agreement.origin, ran))
+        for name in types.keys() & {*ran, *live_set}:
+            types[name].keeps_graph = True
+        if any(types[name].is_freed_in_plan for name in types.keys() & live_set):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:
