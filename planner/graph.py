@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ds_adacc.planner.segments import Op, Segment, Segments
-from ds_adacc.planner.units import By, Bytes, DeductedBytes, check_numbers, combined
+from ds_adacc.planner.units import By, Bytes, DeductedBytes, Guarantee, check_numbers, combined
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class BlockGraph:
     `forward_overhead`: bytes alive in forward that are not outputs of the ops, such as what Python variables keep.
     `carried_bytes`: those of gradients that the backward of later blocks has left for this one to add to: of an input
     that they are given too. The last block in forward order has none.
+    `frees_stored`: backward frees what is stored of a value when no event is left that may need it (see `kept`).
     Raises ValueError, naming the culprit, if indices, orders or producers do not fit together, or if backward needs
     a value that can be neither stored nor rebuilt.
     """
@@ -80,6 +81,7 @@ class BlockGraph:
     events: tuple[Event, ...]
     forward_overhead: Bytes = 0
     carried_bytes: Bytes = 0
+    frees_stored: Guarantee = True
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -101,6 +103,12 @@ class BlockGraph:
             for name in ("values", "ops", "events")
         }
         return replace(combined(graphs, by), **parts)
+
+    @property
+    def kept(self) -> BlockGraph:
+        """This block if a backward keeps the graph of its calls (`retain_graph`): what is stored stays to the end."""
+        events = tuple(replace(event, after_bytes=0) for event in self.events)
+        return replace(self, events=events, frees_stored=False)
 
     @property
     def saved(self) -> tuple[int, ...]:
@@ -150,6 +158,12 @@ class BlockGraph:
 
     @functools.cached_property
     def kept_until(self) -> tuple[int, ...]:
+        """Per value, the last event at which what is stored of it is alive; -1 if no event needs it."""
+        end = len(self.events) - 1
+        return tuple(last if self.frees_stored or last < 0 else end for last in self.needed_until)
+
+    @functools.cached_property
+    def needed_until(self) -> tuple[int, ...]:
         """Per value, the last event that asks for it or for what may be rebuilt from it; -1 if none does.
 
         Until then what is stored of it stays: someone may run backward again, or in parts.
@@ -166,7 +180,7 @@ class BlockGraph:
 
     def let_go(self, time: int) -> tuple[int, ...]:
         """The values of an event that no later one may need. A copy of such a value is gone when the step has run."""
-        return tuple(value for value in self.events[time].values if self.kept_until[value] == time)
+        return tuple(value for value in self.events[time].values if self.needed_until[value] == time)
 
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:

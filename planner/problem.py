@@ -15,8 +15,9 @@ class Problem:
     """One live set: block types whose calls are alive at once and share one budget.
 
     `order` names the block type of every block in forward order. It is given if backward is known to take the blocks in
-    reverse; without it, backward may take them in any order. `max_gradient_error` bounds the estimated relative error
-    of each block's gradient, which is the root of the sum of squares over what is compressed.
+    reverse, and to free what they hold; without it, backward may take them in any order. `max_gradient_error` bounds
+    the estimated relative error of each block's gradient, which is the root of the sum of squares over what is
+    compressed.
 
     Raises ValueError, naming the culprit, for block types or an order that do not fit together.
     """
@@ -47,5 +48,7 @@ class Problem:
         wanted = {block_type.name: block_type.blocks for block_type in self.block_types}
         if shared := [block_type.name for block_type in self.block_types if block_type.calls_per_block > 1]:
             raise ValueError(f"order is given, but each block of block type {shared[0]!r} is called more than once")
+        if kept := [block_type.name for block_type in self.block_types if not block_type.profile.graph.frees_stored]:
+            raise ValueError(f"order is given, but backward keeps what the blocks of block type {kept[0]!r} store")
         if (named := Counter(self.order)) != wanted:
             raise ValueError(f"order names {dict(named)} blocks by block type; the block types have {wanted}")

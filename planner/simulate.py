@@ -13,6 +13,8 @@ Replays and codecs run before the event's own step, which then allocates. Part o
 the step has freed the copies of its values. Part of that again (`after_bytes`) is allocated when the step is over, and
 what was retained of its values is free, too. What is offloaded comes back before the call's backward begins. Such a
 payload is counted as long as one that was on the device all along, though it goes with its decompression.
+
+If backward keeps its graph (`BlockGraph.kept`), what is retained or compressed is held until its end.
 """
 
 from __future__ import annotations

@@ -239,9 +239,12 @@ def observed_seconds(measured: Sequence[Measured], known_types: Mapping[str, Kno
 
 
 def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
-    """Whether the call ran a policy of the plan. A block whose policy is on trial recomputes all that it can."""
+    """Whether the call ran a policy of the plan, and as the plan has it.
+
+    A block whose policy is on trial recomputes all that it can.
+    """
     known = known_types.get(call.digest)
-    return known is not None and call.policy in (known.policies or ())
+    return known is not None and call.policy in (known.policies or ()) and not known.is_freed_in_plan
 
 
 def _excess(call: Measured, known: KnownType) -> Correction | None:
@@ -255,4 +258,6 @@ def _excess(call: Measured, known: KnownType) -> Correction | None:
     if call.backward_growth is None:
         return Correction(forward, None)
     at_first = run.held + run.carried + GradientMemory(known.recording.backward).of_outputs
-    return Correction(forward, call.backward_growth - max(max(run.timeline, default=0) - at_first, 0))
+    backward = call.backward_growth - max(max(run.timeline, default=0) - at_first, 0)
+    # If some backwards keep their graph, one that frees it takes less.
+    return Correction(forward, backward if profile.graph.frees_stored else max(backward, 0))

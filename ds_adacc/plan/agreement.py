@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
@@ -274,6 +274,8 @@ class Agreement:
         None: as they are held now.
         """
         profile = known.profile if self.approvals.max_error is None else known.errors.applied_to(known.profile)
+        if known.keeps_graph:
+            profile = replace(profile, graph=profile.graph.kept)
         return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
     def set_agreed(self, agreed: Sequence[AgreedType]) -> None:

@@ -88,6 +88,7 @@ class KnownType:
     `errors`: the gradient errors of its codecs. Until they are measured, no lossy codec is offered where the section
     bounds them.
     `entrance`: where backward enters its blocks.
+    `keeps_graph`: a backward has kept the graph of its calls (`retain_graph`). The next plan counts on that.
     `_courses`: how calls run, by the policies of late.
     `_only_retained`: the places of the inputs of which other calls hold the memory.
     """
@@ -102,6 +103,7 @@ class KnownType:
     errors: CodecErrors = field(default_factory=CodecErrors)
     errors_are_measured: bool = False
     entrance: Entrance = field(default_factory=Entrance, repr=False)
+    keeps_graph: bool = False
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
     _only_retained: set[int] = field(default_factory=set, repr=False)
 
@@ -120,6 +122,11 @@ class KnownType:
     def policies(self) -> TypePolicies | None:
         """The policies in force, of the blocks in forward order. None until the ranks have agreed on them."""
         return None if self.agreed is None else self.agreed.policies
+
+    @property
+    def is_freed_in_plan(self) -> bool:
+        """Whether what is in force counts what its calls hold as freed by backward, which keeps it."""
+        return self.keeps_graph and self.agreed is not None and self.agreed.spec.profile.graph.frees_stored
 
     @property
     def capacity(self) -> Mapping[int, int]:
@@ -166,6 +173,7 @@ class KnownType:
         if not self.errors_are_measured:
             self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
         self.outlier_channels = dict(relative.capacity)
+        self.keeps_graph |= relative.keeps_graph
 
     @property
     def outlier_values(self) -> list[int]:

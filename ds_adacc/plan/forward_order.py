@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.live_sets import Alive, LiveSet
+from ds_adacc.plan.live_sets import Alive
 from ds_adacc.plan.plan import Orders
 
 
@@ -45,8 +45,7 @@ class ForwardOrder:
     """Learns the order of the blocks from forward passes.
 
     `orders` holds, for each live set, the block type of every call in forward order; () if backward does not run the
-    calls in reverse, or frees nothing while it runs. The ranks exchange `orders`: the planner uses an order only if all
-    ranks agree on it.
+    calls in reverse. The ranks exchange `orders`: the planner uses an order only if all ranks agree on it.
     """
 
     def __init__(self) -> None:
@@ -68,8 +67,7 @@ class ForwardOrder:
         block types of which a block has another index now.
         """
         digests = seen.digests.intersection(known)
-        is_unordered = any(live_set <= digests for live_set in self._unordered)
-        self.orders = {**self.orders, digests: () if is_unordered else seen.order}
+        self.orders = {**self.orders, digests: seen.order}
         elsewhere = {block for _, block in seen.calls}  # in the pass, perhaps as another block type
         reindexed = set()
         for digest in digests:
@@ -83,16 +81,6 @@ class ForwardOrder:
                 if before.get(block, index) != index:
                     reindexed.add(digest)
         return reindexed
-
-    def unorder(self, live_set: LiveSet) -> bool:
-        """Note that a backward of these block types frees nothing. Returns whether they have had an order so far.
-
-        Larger live sets lose theirs too: a plan is made for them, and counts for what is a part of them.
-        """
-        self._unordered.add(live_set)
-        ordered = [names for names, order in self.orders.items() if order and live_set <= names]
-        self.orders = {**self.orders, **dict.fromkeys(ordered, ())}
-        return bool(ordered)
 
     def copy_indices(self, digest: str, like: str) -> None:
         """Give the blocks the same indices for this block type as for the type `like`."""
@@ -117,7 +105,6 @@ class ForwardOrder:
         for block, indices in self._indices.items():
             self._indices[block] = {name: index for name, index in indices.items() if name in names}
         self.orders = {live_set: order for live_set, order in self.orders.items() if live_set <= set(names)}
-        self._unordered = {live_set for live_set in self._unordered if live_set <= set(names)}
 
     def indices(self, block: Block) -> dict[str, int]:
         """The block's index for each block type that it runs."""
@@ -126,7 +113,6 @@ class ForwardOrder:
     def restore(self, orders: Orders, indices: Mapping[Block, Mapping[str, int]]) -> None:
         """Restore these orders, and for each block what `indices` returned."""
         self.orders: Orders = dict(orders)
-        self._unordered: set[LiveSet] = set()
         self._indices: weakref.WeakKeyDictionary[Block, dict[str, int]] = weakref.WeakKeyDictionary()
         for block, known in indices.items():
             self._indices[block] = dict(known)

@@ -14,7 +14,8 @@ def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
     largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
     ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
     events = map(_largest, zip(*(graph.events for graph in graphs), strict=True))
-    return replace(largest, ops=tuple(ops), events=tuple(events))
+    frees = all(graph.frees_stored for graph in graphs)
+    return replace(largest, ops=tuple(ops), events=tuple(events), frees_stored=frees)
 
 
 def _largest(events: Sequence[planner.Event]) -> planner.Event:

@@ -51,14 +51,19 @@ class PlanRequest:
         )
 
     def _order(self, block_types: Sequence[planner.BlockType]) -> tuple[str, ...]:
-        """The order in which one forward runs these blocks, if each runs once and there are no others."""
+        """The order in which one forward runs these blocks, if each runs once and there are no others.
+
+        () too where backward keeps what they store: it takes them in reverse, but frees nothing.
+        """
         names = frozenset(block_type.name for block_type in block_types)
         # in another live set the same blocks may run in another order, but each has one policy for both
         if any(names & other and names != other for other in self.live_sets):
             return ()
         order = self.orders.get(names, ())
         fits = all(
-            block_type.calls_per_block == 1 and order.count(block_type.name) == block_type.blocks
+            block_type.calls_per_block == 1
+            and order.count(block_type.name) == block_type.blocks
+            and block_type.profile.graph.frees_stored
             for block_type in block_types
         )
         return order if fits else ()

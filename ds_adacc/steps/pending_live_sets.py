@@ -89,10 +89,12 @@ class PendingLiveSets:
     def note_kept_graph(self, ran: CalledByType) -> None:
         """Note that the backward of this pass has kept its graph. A plan for one that frees it takes more than it says.
 
-        That one counts what later blocks hold as free by the time of earlier ones.
+        That one counts as free what steps of backward before have needed, in later blocks and in the same one.
         """
-        live_set = frozenset(map(self._agreement.origin, ran))
-        if live_set and self._agreement.forward_order.unorder(live_set):
+        types, live_set = self._agreement.known_types, frozenset(map(self._agreement.origin, ran))
+        for name in types.keys() & {*ran, *live_set}:
+            types[name].keeps_graph = True
+        if any(types[name].is_freed_in_plan for name in types.keys() & live_set):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:

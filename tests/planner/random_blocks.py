@@ -80,8 +80,11 @@ def measured_costs(draw, sizes, count, transfers, nbytes):
 
 
 @st.composite
-def profiles(draw, sizes, ops=5, transfers=True):
-    """A graph with its times; up to four codecs and transfers, two a value at most."""
+def profiles(draw, sizes, ops=5, transfers=True, may_keep=True):
+    """A graph with its times; up to four codecs and transfers, two a value at most.
+
+    `may_keep`: backward may keep what is stored. It cannot where blocks have an order.
+    """
     graph = draw(graphs(sizes, ops))
     codecs, left = [], 4
     for value in graph.values:
@@ -90,6 +93,8 @@ def profiles(draw, sizes, ops=5, transfers=True):
         codecs.append(draw(measured_costs(sizes, count, transfers, value.nbytes)))
     overlap = (draw(TIMES), draw(TIMES))
     stale = tuple(draw(ERRORS) for _ in graph.ops) if draw(st.booleans()) else ()
+    if may_keep and draw(st.booleans()):
+        graph = graph.kept
     return Profile(graph, tuple(draw(TIMES) for _ in graph.ops), tuple(codecs), overlap, stale_errors=stale)
 
 

@@ -3,9 +3,11 @@
 import itertools
 import math
 
+import mip
 import pytest
 from blocks import check_gradient_errors, smallest_budget
 from hypothesis import given
+from hypothesis import strategies as st
 from random_blocks import (
     ERROR_BOUNDS,
     LARGE,
@@ -14,10 +16,14 @@ from random_blocks import (
     microseconds,
     points,
     problems,
+    profiles,
     undominated,
 )
 
-from ds_adacc.planner import InfeasibleBudget, peak_bytes, solve_uniform
+from ds_adacc.planner import InfeasibleBudget, peak_bytes, simulate, solve_uniform
+from ds_adacc.planner.milp import empty_model, optimise
+from ds_adacc.planner.milp_choices import BlockVariables
+from ds_adacc.planner.milp_memory import BlockMemory
 
 
 def outcomes(profile, max_gradient_error):
@@ -60,6 +66,29 @@ def check(problem, slack):
         with pytest.raises(InfeasibleBudget, match=f"is {found} bytes") as caught:
             solve_uniform(problem, smallest - 1, max_seconds=60)
         assert (caught.value.budget, caught.value.smallest) == (smallest - 1, found)
+
+
+def counted(profile, policy, time):
+    """The bytes at an event of backward as the program counts them. None if it leaves the policy out, as no use."""
+    model = empty_model()
+    variables, nbytes = BlockVariables(model, profile), model.add_var()
+    stored = {(value, store) for value, store in enumerate(policy.stores) if store is not None}
+    if not stored <= variables.choices.keys():
+        return None
+    for choice, chosen in variables.choices.items():
+        model += chosen == (choice in stored)
+    model += nbytes >= BlockMemory(variables).at(time)
+    model.objective = mip.minimize(nbytes)
+    return round(nbytes.x, 6) if optimise(model, (), 60) else None
+
+
+@examples(50)
+@given(profile=profiles(SMALL, ops=4), random=st.randoms())
+def test_the_program_counts_the_bytes_that_the_simulator_counts(profile, random):
+    every = [point.policy for point in points(profile)]
+    for policy in random.sample(every, min(3, len(every))):
+        for time, alive in enumerate(simulate(profile, policy).timeline):
+            assert counted(profile, policy, time) in (alive, None)
 
 
 @examples(40)

@@ -115,6 +115,9 @@ def test_what_comes_after_a_step_takes_the_place_of_what_was_retained_too(late, 
     profile = Profile(graph, (0.0,) * 4, ((),) * 5)
     assert simulate(profile, retain_policy(profile)).timeline[0] == 100 + 8 + 50 - retained
     assert simulate(profile, recompute_policy(profile)).timeline[0] == max(100 + 8 + 27, 100 + 8 + 50 - copied)
+    kept = replace(profile, graph=graph.kept)
+    assert simulate(kept, retain_policy(kept)).timeline == (100 + 8 + 50, 100 + 8)
+    assert simulate(kept, recompute_policy(kept)).timeline[0] == max(100 + 8 + 27, 100 + 8 + 50 - min(late, 8))
 
 
 @pytest.mark.parametrize(("store", "held"), [("retain", 100), (None, 0)])

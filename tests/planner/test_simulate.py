@@ -50,6 +50,19 @@ def test_a_chain_is_replayed_at_the_first_request(block):
     assert simulate(block, policy) == Simulation(100, forward, timeline, 3.5)
 
 
+def test_what_is_stored_stays_if_backward_keeps_its_graph(block):
+    kept = replace(block, graph=block.graph.kept)
+    retained = Policy(("retain", "retain", "retain", "retain", None, None))
+    assert simulate(kept, retained).timeline == (210 + 30 + 5, 210, 210 + 20, 210 + 1)
+    # the copies of c, d and b go as ever, and so does a, which is replayed along with b; the payload of c stays
+    packed = Policy(("retain", None, None, "int4", None, None))
+    before = (100 + 15 + 60 + 30 + 5 + 7, 100 + 15 + 60 + 40 + 10 + 7)
+    assert simulate(kept, packed).timeline == (*before, 100 + 15 + 40 + 20, 100 + 15 + 1)
+    for policy in (retained, packed):
+        freed, run = simulate(block, policy), simulate(kept, policy)
+        assert replace(run, timeline=freed.timeline) == freed
+
+
 def test_what_nothing_uses_is_held_to_the_end(block):
     policy = Policy(("retain", "retain", "retain", "retain", None, "retain"))
     assert simulate(block, policy).timeline == (265, 230, 180, 121)

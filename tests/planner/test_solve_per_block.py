@@ -211,10 +211,8 @@ def few_blocks(draw, transfers=False):
     names = sorted(set(order))
     how = draw(st.sampled_from(["order", "order", "any"]))
     calls = 1 if how == "order" else draw(st.sampled_from([1, 1, 2]))
-    block_types = tuple(
-        BlockType(name, draw(profiles(TINY, ops=3, transfers=transfers)), calls * order.count(name), calls)
-        for name in names
-    )
+    random = profiles(TINY, ops=3, transfers=transfers, may_keep=how == "any")
+    block_types = tuple(BlockType(name, draw(random), calls * order.count(name), calls) for name in names)
     bound = draw(st.one_of(st.none(), ERROR_BOUNDS))
     return Problem(block_types, tuple(order) if how == "order" else (), bound)
 

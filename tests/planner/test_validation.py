@@ -195,6 +195,13 @@ def test_order(block, calls_per_block, order, message):
         Problem(block_types, tuple(order))
 
 
+def test_blocks_that_backward_keeps_have_no_order(block):
+    kept = replace(block, graph=block.graph.kept)
+    assert not Problem((BlockType("a", block, 1), BlockType("b", kept, 1))).order
+    with pytest.raises(ValueError, match="backward keeps what the blocks of block type 'b' store"):
+        Problem((BlockType("a", block, 1), BlockType("b", kept, 1)), ("a", "b"))
+
+
 def test_runs(block):
     block_types = (BlockType("a", block, 3), BlockType("b", block, 2))
     assert Problem(block_types).runs == ()

@@ -47,7 +47,8 @@ def test_copies_to_the_host_run_beside_the_measured_passes():
     away = planner.CodecCost.offload(8, 0.5, 0.25)
     profile = planner.Profile(graph, (), ((away,),), overlap_seconds=(2.0, 1.0))
     policy = planner.Policy((planner.OFFLOAD,))
-    known = SimpleNamespace(policies=(policy,), in_force=SimpleNamespace(spec=SimpleNamespace(profile=profile)))
+    in_force = SimpleNamespace(spec=SimpleNamespace(profile=profile))
+    known = SimpleNamespace(policies=(policy,), in_force=in_force, is_freed_in_plan=False)
     call = Measured("block type", policy, 0, 0, forward_seconds=2.0, backward_seconds=None)
     assert observed_seconds([call], {"block type": known}) == Pair(2.0, 2.0)
 

@@ -109,6 +109,12 @@ def test_operators_and_steps_take_the_most_bytes_of_any_rank():
         assert (graph.ops[0].workspace_bytes, graph.events[0].gradient_bytes) == (16, 4)
 
 
+def test_a_graph_that_any_rank_keeps_is_kept():
+    freed, kept = (planner.Profile(graph, (), ((),)) for graph in (GRAPH, GRAPH.kept))
+    for profiles in ([freed, kept], [kept, freed]):
+        assert merge_profiles([RankReport(profile, 1, 1, {}) for profile in profiles]) == kept
+
+
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [

@@ -65,6 +65,15 @@ def test_the_peak_without_checkpointing_is_of_the_set_that_takes_the_most():
     assert PlanRequest(block_types, sets("ab", "ac")).peak_without() == 48 * MIB
 
 
+def test_blocks_whose_graph_is_kept_have_no_order():
+    block_types = {name: block_type(name, 1) for name in "ab"}
+    request = PlanRequest(block_types, sets("ab"), {frozenset("ab"): tuple("abababab")})
+    assert request.problem("ab").order == tuple("abababab")
+    profile = block_types["b"].profile
+    block_types["b"] = replace(block_types["b"], profile=replace(profile, graph=profile.graph.kept))
+    assert request.problem("ab").order == ()
+
+
 def test_the_error_names_what_all_groups_would_fit():
     with pytest.raises(planner.InfeasibleBudget) as error:
         decided({"a": 1, "b": 3}, ["a", "b"], 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import zoo
 from cases import further
-from stack import ALLOWANCE, TIME, WIDTH, Model
+from stack import ALLOWANCE, LAYERS, TIME, WIDTH, Model
 from storages import Storages
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,6 +18,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.observe.calibration import Calibration
+from ds_adacc.plan.correction import Correction
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -112,8 +113,8 @@ def test_the_plan_that_stays_has_the_measured_peak(make, budget):
 class TwoLosses(Model):
     """From a step on, the first of two losses keeps the graph for the second."""
 
-    def __init__(self, adacc, kept_from):
-        super().__init__(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    def __init__(self, adacc, kept_from, make=lambda: zoo.GPTBlock(WIDTH, 4, 0.1), layers=LAYERS):
+        super().__init__(make, layers)
         self.adacc, self.steps_until_kept = adacc, kept_from
         self.other_weight = self.weight.flip(0)
 
@@ -146,6 +147,46 @@ def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
     assert plan.peak <= plan.budget
     assert 0.98 * plan.peak <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
     assert runtime.controller.plan is plan, "it is planned for once"
+
+
+class Rotated(nn.Module):
+    """Its backward takes the most at a step before which others have freed what they needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.block, self.rope = zoo.LlamaBlock(WIDTH, 4), zoo.rope(TIME, WIDTH // 4)
+
+    def forward(self, x):
+        return self.block(x, self.rope)
+
+
+@pytest.mark.parametrize("kept_from", [0, 1, 7])
+@pytest.mark.parametrize(("codecs", "budget"), [("none", 1.0), ("none", 0.8), ("paper", 0.7)])
+def test_nor_does_one_within_a_block(codecs, budget, kept_from):
+    config = load({"adacc": {"codecs": codecs, "memory_budget": budget}})
+    runtime = Runtime(config, stepped=True)
+    model = TwoLosses(Adacc(config, runtime), kept_from, Rotated, layers=1)
+    for _ in range(kept_from + 4):
+        model.step(runtime.checkpoint)
+    plan = runtime.controller.plan
+    assert plan.peak <= plan.budget
+    assert plan.peak - ALLOWANCE <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
+    assert runtime.controller.plan is plan, "it is planned for once"
+    (agreed,) = runtime.agreement.agreed_types.values()
+    assert agreed.correction == Correction(), "nothing was left to be found by measuring"
+
+
+def test_a_step_that_frees_its_graph_tells_nothing_of_those_that_keep_it():
+    config = load({"adacc": {"codecs": "none", "memory_budget": 0.95}})
+    runtime = Runtime(config, stepped=True)
+    model, plans = TwoLosses(Adacc(config, runtime), 0, Rotated, layers=1), []
+    for step in range(4):
+        model.steps_until_kept = step % 2
+        model.step(runtime.checkpoint)
+        plans.append(runtime.controller.plan)
+    assert len(set(map(id, plans))) == 1
+    peak = runtime.controller.observation.peak
+    assert peak.planned == peak.observed == plans[-1].peak, "it is of the second step, which takes less"
 
 
 def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
