@@ -26,7 +26,7 @@ def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:
     first: dict[int, int] = {}  # by value, the first operator whose backward needs it, or something rebuilt from it
     of_rebuilt: dict[int, int] = {}  # the same without the value itself
     for _, position, value in positions:
-        first[value] = min(_index(position), first.get(value, len(recording.ops)))
+        first[value] = min(position.op, first.get(value, len(recording.ops)))
     for op in (recording.ops[index] for index in reversed(replayed)):  # what reads a value comes after what makes it
         needed = min((first[made] for made in op.outputs if made in first), default=len(recording.ops))
         for need in op.needs:
@@ -38,11 +38,5 @@ def copied(recording: Recording, replayed: Sequence[int]) -> frozenset[int]:
 
 def _saver(recording: Recording, position: Position) -> RecordedOp | None:
     """The operator that saves the tensor, if its backward is not torch's own."""
-    index = _index(position)
-    op = recording.ops[index] if index < len(recording.ops) else None
+    op = recording.ops[position.op] if position.op < len(recording.ops) else None
     return op if op is not None and op.python_reads is not None else None
-
-
-def _index(position: Position) -> int:
-    """The index of the operator that saves the tensor, or of the one before: which of the two it is, is not known."""
-    return position.ops_done - position.fresh

@@ -81,20 +81,11 @@ def _ops(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.O
 
 
 def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planner.Event, ...]:
-    """The operators that have saved something or that gradients pass through, the last first, as backward visits them.
-
-    A tensor packed after n operators is either an output that operator n saves or an input that the next operator
-    saves. Where the recording does not tell which, it counts for both.
-    """
+    """The operators that have saved something or that make gradients, the last first, as backward visits them."""
     unpacked: dict[int, dict[int, None]] = {}
-    either = set()
     for position in recording.positions:
         if position.value is not None:
-            index, done = position.value, position.ops_done
-            unpacked.setdefault(done, {})[index] = None
-            if position.fresh and recording.values[index].producer == done - 1:
-                unpacked.setdefault(done - 1, {})[index] = None
-                either.add(done)
+            unpacked.setdefault(position.op, {})[position.value] = None
     gradients = GradientMemory(recording.backward)
     costs = [*costs, OperatorCost()]  # the last is for views after the last operator
     steps = gradients.steps({*unpacked, *gradients.makers})
@@ -105,9 +96,7 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
         most = max(during, after)
         made, late = 0, most - during
         if _unpacks_first(recording, op):
-            # The operator before may have saved the value. Then the gradients that arrive at its step count.
-            arriving = max(step.arriving, gradients.arriving(op - 1)) if op in either else step.arriving
-            made, late = max(most - arriving, 0), most - step.during - costs[op].early_bytes
+            made, late = max(most - step.arriving, 0), most - step.during - costs[op].early_bytes
         name = f"{recording.ops[op].short_name}{op}" if op < len(recording.ops) else "end"
         events.append(planner.Event(name, tuple(unpacked.get(op, ())), most, made, late, most - during))
     return tuple(events)

@@ -67,10 +67,6 @@ class GradientMemory:
                 found[last] = replace(found[last], after=max(found[last].after, most))
         return {**found, **{op: Step(self.left, self.left, self.left) for op in reversed(waiting)}}
 
-    def arriving(self, op: int) -> int:
-        """Bytes of the gradients that are alive when backward reaches the operator."""
-        return next((step.arriving for place, step in self._steps if place <= op), self.left)
-
 
 class _Run:
     """Runs one node after the other as autograd's engine does. `total`: the bytes of all gradients alive.

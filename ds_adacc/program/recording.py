@@ -85,18 +85,17 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class Position:
-    """One call of the pack hook: what autograd saves, and how many operators had run by then.
+    """One call of the pack hook: what autograd saves.
 
     `ref` is None if the plan cannot know the tensor (a conjugate view, say): every call retains it.
-    `fresh`: nothing has run since the last operator, not even a view, so that operator may be saving its own output.
+    `op`: the operator whose backward asks for it. One more than the last operator if only a view came after that.
     `discarded_after`: it was saved for an output that the block has discarded, when so many operators had run (Rule
     R18). Every call retains it until then. One that does not discard it retains it longer, and no plan counts that.
     None: backward may ask for it.
     """
 
     ref: ValueRef | ParameterRef | None
-    ops_done: int
-    fresh: bool
+    op: int
     discarded_after: int | None = None
 
     @property
@@ -149,8 +148,7 @@ class Recording:
         values = [_structure(value) for value in self.values]
         ops = [without_data(_portable(op), dynamic) for op in self.ops]
         positions = [
-            (without_data(p.ref, dynamic), p.ops_done, p.fresh, *(["discarded"] if p.discarded else []))
-            for p in self.positions
+            (without_data(p.ref, dynamic), p.op, *(["discarded"] if p.discarded else [])) for p in self.positions
         ]
         more = (
             self.backward.structure,

@@ -60,6 +60,17 @@ class BackwardNodes:
             self._calls.append(_Call(began, op.index, op.index))
             self._ops_done = op.index + 1
 
+    def saver(self, ops_done: int) -> int:
+        """The operator whose node is saving a tensor now. `ops_done`: how many have run.
+
+        It is the next one if autograd has made a node since the last call, and else that call's own, which saves what
+        it has made.
+        """
+        last = self._calls[-1] if self._calls else None
+        if last is None or last.op is None or last.began != torch.autograd._get_sequence_nr():
+            return ops_done
+        return last.op
+
     def graph(self, output: Any, since: int) -> BackwardGraph:
         """The graph behind what the block has returned, or keeps otherwise: a module may have a loss as an attribute.
 

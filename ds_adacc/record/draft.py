@@ -54,7 +54,6 @@ class Draft:
         self._masks: set[int] = set()
         self._changed = ChangedState()
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
-        self._fresh = False  # whether nothing but `detach` has run since the last operator
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
 
@@ -147,12 +146,9 @@ class Draft:
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):
-            # Autograd detaches what it saves: that is no operator of the program.
-            self._fresh = self._fresh and ran.func is torch.ops.aten.detach.default
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
-        self._fresh = True
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:
@@ -213,8 +209,8 @@ class Draft:
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
-        ops_done, fresh = (len(self._ops), self._fresh) if function is None else (function.index, False)
-        self._positions.append(Position(ref, ops_done, fresh))
+        op = self.nodes.saver(len(self._ops)) if function is None else function.index
+        self._positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
@@ -273,7 +269,6 @@ class Draft:
         self._refer(tensor)  # nobody may have met it yet
         op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
         self._append(replace(op, outputs=tuple(self.known.overwritten(tensor, op, 0))))
-        self._fresh = True
 
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""

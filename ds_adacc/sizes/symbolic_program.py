@@ -283,7 +283,7 @@ def _skeleton(recording: Recording) -> Hashable:
         for v in recording.values
     )
     ops = tuple((op.name, op.outputs, op.refusal, op.detached, op.draw and op.draw.position) for op in recording.ops)
-    places = tuple((position.ops_done, position.fresh, position.discarded) for position in recording.positions)
+    places = tuple((position.op, position.discarded) for position in recording.positions)
     without_constants = extract_numbers((int, *CONSTANTS), _tree(recording), [])
     return values, ops, places, recording.backward.structure, without_constants
 

@@ -89,7 +89,7 @@ def as_whole(
         recording,
         values=(*inputs, made),
         ops=(op,),
-        positions=(*(Position(ref, 0, False) for ref in read), Position(ValueRef(made.index, made.geometry), 1, False)),
+        positions=(*(Position(ref, 0) for ref in read), Position(ValueRef(made.index, made.geometry), 1)),
         remarks=(_remark(recording, repeats_collectives),),
         backward=BackwardGraph(),
     )

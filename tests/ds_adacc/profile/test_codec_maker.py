@@ -28,7 +28,7 @@ def saved(**changes):
     geometry = Geometry((512, 512), (512, 1), torch.float32, 0)
     value = RecordedValue(0, "gelu0", "made", geometry, channels=512, role="gelu", device="cuda")
     value = replace(value, **changes)
-    return value, Recording("block", (value,), (), (Position(ValueRef(0, value.geometry), 1, True),), (), ())
+    return value, Recording("block", (value,), (), (Position(ValueRef(0, value.geometry), 0),), (), ())
 
 
 def test_auto_is_the_compiled_backend_on_the_cpu():

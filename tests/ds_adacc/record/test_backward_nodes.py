@@ -206,3 +206,53 @@ def test_blocks_that_split_and_that_slice_are_of_two_types():
     one, other = (record(block, (tensor(),), {}) for block in (splitting, slicing))
     assert [op.short_name for op in one.ops] == [op.short_name for op in other.ops]
     assert one.digest != other.digest
+
+
+def savers(block):
+    recording = record(block, (tensor(),), {})
+    return [recording.ops[position.op].short_name for position in recording.positions]
+
+
+class Local(nn.Module):
+    """Each call makes a Function of its own, so its operators are recorded one by one."""
+
+    def forward(self, x):
+        class Scaled(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                self.times = 1
+                ctx.save_for_backward(x)
+                return x.exp() * 2.0
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * ctx.saved_tensors[0]
+
+        return Scaled.apply(x).sin()
+
+
+class Saving(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        made = x.sin()
+        ctx.save_for_backward(x, made)
+        return made
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * sum(ctx.saved_tensors)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (lambda x: torch.nn.functional.silu(x.cos()), ["cos", "silu"]),
+        (lambda x: x.cos().sigmoid(), ["cos", "sigmoid"]),
+        (lambda x: x.cos().exp().tanh(), ["cos", "exp", "tanh"]),
+        (lambda x: x.exp() * x.exp().transpose(1, 2).transpose(1, 2), ["exp", "exp", "mul", "mul"]),
+        (lambda x: Saving.apply(x.cos()).sin(), ["cos", "Saving", "Saving", "sin"]),
+        (Local(), ["mul", "sin"]),
+    ],
+)
+def test_a_tensor_is_saved_by_the_operator_whose_backward_asks_for_it(block, expected):
+    assert savers(block) == expected
