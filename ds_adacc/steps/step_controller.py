@@ -72,7 +72,7 @@ class StepController:
         binder: Binder,
         ranks: Ranks,
         journal: Journal,
-        stepped: bool = False,
+        stepped: bool,
     ) -> None:
         self.agreement = coordinator.agreement
         self.journal = journal
