@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+import traceback
 from types import FrameType
 
 from ds_adacc.python_state.content import is_library
@@ -32,7 +32,7 @@ class CheckpointedTwice(RuntimeError):
 
 def refuse_checkpointed(name: str) -> None:
     """Raise CheckpointedTwice if the present call of the block runs inside a checkpoint of torch or DeepSpeed."""
-    frames = _outward(sys._getframe(1))
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
     for frame in frames:
         module = frame.f_globals.get("__name__")
         if module == _OWN:
@@ -61,12 +61,6 @@ def checkpoint_inside(watch: Watch) -> str | None:
 def remark_on_inside(module: str) -> str:
     """Why a block that calls this checkpoint in its forward leaves the plan less to choose from."""
     return f"it calls {module} in its forward, which recomputes what runs in it, whatever the plan says"
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _is_of_library(frame: FrameType) -> bool:
