@@ -7,7 +7,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.report.monitor import events
+from ds_adacc.engine.monitor import events
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
