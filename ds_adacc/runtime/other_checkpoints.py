@@ -58,10 +58,5 @@ def checkpoint_inside(watch: Watch) -> str | None:
     return None
 
 
-def remark_on_inside(module: str) -> str:
-    """Why a block that calls this checkpoint in its forward leaves the plan less to choose from."""
-    return f"it calls {module} in its forward, which recomputes what runs in it, whatever the plan says"
-
-
 def _is_of_library(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
