@@ -6,9 +6,8 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from types import FrameType
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.content import is_library, is_trusted
 from ds_adacc.python_watch.watch import Watch
 
 _CHECKPOINTS = {  # modules, and what to do about a call of each
@@ -23,7 +22,6 @@ _OF_PACKAGES = (
 )
 _ENTRIES = {"checkpoint", "non_reentrant_checkpoint", "checkpoint_sequential"}  # their functions that users call
 _OWN = "ds_adacc.runtime.plain_calls"
-_LIBRARIES = ("torch", "deepspeed", "ds_adacc", "functools", "contextlib")
 
 
 class CheckpointedTwice(RuntimeError):
@@ -38,7 +36,7 @@ def refuse_checkpointed(name: str) -> None:
         if module == _OWN:
             return  # a block of another engine calls this one, and torch checkpoints that in place of ds_adacc
         if module in _CHECKPOINTS and frame.f_code.co_name in _ENTRIES:
-            user = next((each for each in frames if not _is_of_library(each)), None)
+            user = next((each for each in frames if not is_trusted(str(each.f_globals.get("__name__")))), None)
             site = "" if user is None else f" in line {user.f_lineno} of {user.f_code.co_filename}"
             is_installed = user is not None and is_library(user.f_globals.get("__name__"))
             remedy = _OF_PACKAGES if is_installed else _CHECKPOINTS[module]
@@ -56,7 +54,3 @@ def checkpoint_inside(watch: Watch) -> str | None:
         if any(watch.has_seen(inspect.unwrap(entry).__code__) for entry in entries if entry is not None):
             return module
     return None
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES
