@@ -74,7 +74,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         undo.callback(checkpointing.registry.unregister, runtime)
         checkpointing.registry.register(runtime, engine.module)  # raises what the user's mpu raises
         undo.callback(vars(engine).pop, "adacc", None)  # so that another `attach` does not find it attached
-        engine.adacc = Adacc(section, runtime, blocks, compact, engine.module)
+        engine.adacc = Adacc(runtime, blocks, compact, engine.module)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
         undo.pop_all()
     # Not the model: torch.compile would compile the hook too.
