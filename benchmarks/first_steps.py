@@ -118,9 +118,8 @@ class Training:
     def ours(self, codecs: str, budget: float, steps: int) -> list[tuple[str, int]]:
         """The purposes and the peaks, in bytes, of steps under ds_adacc."""
         section = {"memory_budget": budget, "codecs": codecs, "solver": {"max_seconds": 30.0}}
-        config = load({"adacc": section})
-        runtime = Runtime(config, stepped=True)
-        adacc, found = Adacc(config, runtime), []
+        runtime = Runtime(load({"adacc": section}), stepped=True)
+        adacc, found = Adacc(runtime), []
         for _ in range(steps):
             purpose = runtime.controller.step.purpose.value
             found.append((purpose, self._peak(runtime.checkpoint)))

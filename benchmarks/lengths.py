@@ -91,11 +91,10 @@ class Copies:
         self.plain, self.checkpointed, self.model = (copy.deepcopy(program.model) for _ in range(3))
         for block in find_blocks(self.checkpointed, "auto").values():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        config = load({"adacc": {"memory_budget": budget, "codecs": "none"}})
-        self.runtime = Runtime(config, stepped=True)
+        self.runtime = Runtime(load({"adacc": {"memory_budget": budget, "codecs": "none"}}), stepped=True)
         blocks = find_blocks(self.model, "auto")
         wrap_blocks(blocks, self.runtime)
-        self.adacc = Adacc(config, self.runtime, blocks)
+        self.adacc = Adacc(self.runtime, blocks)
 
     def step(self, number: int, size: Size, is_first: bool) -> tuple[Step, bool]:
         """One step each way; and whether the gradients of the plain way and ours are the same."""

@@ -75,10 +75,9 @@ def train(lengths: int, steps: int, is_plain: bool) -> Run:
     """In a process of its own."""
     torch.manual_seed(0)
     program = varying.llama(lengths, width=128)
-    config = load({"adacc": {"memory_budget": BUDGET, "codecs": "none"}})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": BUDGET, "codecs": "none"}}), stepped=True)
     blocks = find_blocks(program.model, "auto")
-    adacc = Adacc(config, runtime, blocks)
+    adacc = Adacc(runtime, blocks)
     for parameter in program.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     if not is_plain:

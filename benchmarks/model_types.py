@@ -70,8 +70,7 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
             return {"outcome": NOT_TRIED, "why": "without ds_adacc, the same step gives other gradients each time"}
     except Exception as error:  # whatever transformers raises for these sizes
         return {"outcome": NOT_TRIED, "why": _short(error)}
-    config = load({"adacc": SECTION})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
     try:
         blocks = find_blocks(model, "auto")
     except ValueError as error:
@@ -79,7 +78,7 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
     if not blocks:
         return {"outcome": NO_BLOCKS, "why": "no two modules of one class follow each other"}
     wrap_blocks(blocks, runtime)
-    adacc = Adacc(config, runtime, blocks)
+    adacc = Adacc(runtime, blocks)
     held = []
     for step in range(len(LENGTHS)):
         expected = gradients(plain, kind, name, step)

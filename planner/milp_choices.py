@@ -25,10 +25,10 @@ QUANTUM_SECONDS = 1e-7  # of time in the objective
 class BlockVariables:
     """Choices and replays of one block type, added to `model` with their constraints.
 
-    `max_gradient_error` bounds the policy's `gradient_error`.
+    `max_gradient_error` bounds the policy's `gradient_error`; None: nothing does.
     """
 
-    def __init__(self, model: mip.Model, profile: Profile, max_gradient_error: float | None = None) -> None:
+    def __init__(self, model: mip.Model, profile: Profile, max_gradient_error: float | None) -> None:
         self.model = model
         self.profile = profile
         self.schedule = Schedule.of(profile.graph)

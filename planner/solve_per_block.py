@@ -92,7 +92,8 @@ class _Search:
 
     def _with(self, single: Solution) -> Solution:
         """The best policies per block, or `single`, one for all blocks of a type, if none are better."""
-        if not self._may_differ:
+        # Only blocks of one type can differ; and in a known order, the peak depends on which of them runs what.
+        if not self._problem.order and all(block_type.blocks == 1 for block_type in self._problem.block_types):
             return single
         try:
             found = self._best([policies[0] for policies in single.policies])
@@ -176,11 +177,6 @@ class _Search:
         model = PerBlockModel(self._problem, choices)
         model.expect(others or [min(of_type, key=_peak).policy for of_type in choices])
         return model
-
-    @property
-    def _may_differ(self) -> bool:
-        """Whether blocks of one type could run different policies, or a peak depends on their order."""
-        return bool(self._problem.order) or any(block_type.blocks > 1 for block_type in self._problem.block_types)
 
     @cached_property
     def _frontiers(self) -> list[tuple[Point, ...]]:

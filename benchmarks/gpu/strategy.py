@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.profile import cache
+from ds_adacc.profile.cache import ProfileCache, default_path
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.steps.step_schedule import Purpose
 
@@ -90,8 +90,7 @@ class Ours(Strategy):
     """ds_adacc under a section; or, of an engine that it is attached to, that engine's."""
 
     def __init__(self, section: Mapping[str, Any]) -> None:
-        config = load({"adacc": dict(section)})
-        self.adacc = Adacc(config, Runtime(config, stepped=True, cache=cache.open_default()))
+        self.adacc = Adacc(Runtime(load({"adacc": dict(section)}), stepped=True, cache=ProfileCache(default_path())))
 
     def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
         return self.adacc.runtime.checkpoint(block, *args)

@@ -25,12 +25,11 @@ from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.budget import UNLIMITED
 from ds_adacc.program.arguments import tensors_in
+from ds_adacc.python_state.content import is_trusted
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
-
-_NOT_THE_USERS = ("ds_adacc", "torch", "importlib")
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
 def _told(error: Exception) -> str:
     """The error, and the innermost line of the user's code that raised it, if there is one."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS:
+        if not is_trusted(frame.f_globals.get("__name__", "")):
             code = frame.f_code
             return f"{type(error).__name__} at {Path(code.co_filename).name}:{line} ({code.co_name}): {error}"
     return f"{type(error).__name__}: {error}"

@@ -22,8 +22,6 @@ from ds_adacc.config.section import (
     SECTION,
     AdaccConfig,
     CompactConfig,
-    RectifierConfig,
-    SolverConfig,
     codecs_for,
 )
 
@@ -37,8 +35,6 @@ __all__ = [
     "CompactConfig",
     "ConfigError",
     "MemoryBudget",
-    "RectifierConfig",
-    "SolverConfig",
     "codecs_for",
     "load",
     "origin",

@@ -9,6 +9,7 @@ wrapped and `engine.adacc` set.
 * `engine_methods`: the list of all methods of the engine that ds_adacc patches;
 * `zero3`: makes blocks ZeRO-3 leaf modules; `pipeline`: functions for DeepSpeed's pipelines only;
 * `save_load`: saves and restores the plan with the engine's checkpoints; `state_file`: its file format;
+* `monitor`: events for DeepSpeed's monitor;
 * `gradient_checkpointing`: replaces the checkpointing of Hugging Face models, so that no layer is recomputed twice;
 * `patch_initialize`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed.
 """

@@ -11,7 +11,6 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
-from ds_adacc.config import AdaccConfig
 from ds_adacc.runtime.find_blocks import beside, no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs
@@ -32,13 +31,12 @@ class Adacc:
 
     def __init__(
         self,
-        config: AdaccConfig,
         runtime: Runtime,
         blocks: Mapping[str, nn.Module] | None = None,
         compact: Compact | None = None,
         model: nn.Module | None = None,
     ) -> None:
-        self.config = config
+        self.config = runtime.config
         self.runtime = runtime
         self.compact = compact
         self.blocks = dict(blocks or {})

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ds_adacc.compact.linear import PROXY
+from ds_adacc.engine.monitor import events
 from ds_adacc.engine.save_load import load_checkpoint, save_checkpoint
-from ds_adacc.report.monitor import events
 from ds_adacc.runtime.compiled_blocks import compile_blocks
 from ds_adacc.runtime.wrap import runs, unwrap_blocks, wrap_blocks
 

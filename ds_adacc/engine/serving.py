@@ -21,7 +21,7 @@ from ds_adacc.engine.planning_ranks import planning_ranks
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.profile import cache
+from ds_adacc.profile.cache import ProfileCache, default_path
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
@@ -57,7 +57,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         # Torch's own seed, so that a seeded script has the same projections each time.
         compact.begin(engine, ranks.from_first(torch.initial_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
-    runtime = Runtime(section, ranks, stepped=True, cache=cache.open_default(), journal=journal)
+    runtime = Runtime(section, ranks, stepped=True, cache=ProfileCache(default_path()), journal=journal)
     journal.write(
         "start",
         ranks=ranks.size,
@@ -74,7 +74,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         undo.callback(checkpointing.registry.unregister, runtime)
         checkpointing.registry.register(runtime, engine.module)  # raises what the user's mpu raises
         undo.callback(vars(engine).pop, "adacc", None)  # so that another `attach` does not find it attached
-        engine.adacc = Adacc(section, runtime, blocks, compact, engine.module)
+        engine.adacc = Adacc(runtime, blocks, compact, engine.module)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
         undo.pop_all()
     # Not the model: torch.compile would compile the hook too.

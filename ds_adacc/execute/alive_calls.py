@@ -62,10 +62,7 @@ class AliveCalls:
 
     def begin(self, digest: str, forward: Forward) -> AliveCall:
         """A call of this block type, which counts as long as the result is held."""
-        count = self._counts.get(digest)
-        if count is None:
-            count = self._counts[digest] = AliveCount()
-        return AliveCall(forward, count)
+        return AliveCall(forward, self._counts.setdefault(digest, AliveCount()))
 
     def end_pass(self) -> Counter[str]:
         """The most calls of each block type that were alive at once since the pass before has ended."""

@@ -76,13 +76,12 @@ class InputPlacement:
         """This placement if all ranks have agreed on shares. If not, each rank holds its inputs as a whole."""
         return self if is_agreed else replace(self, group=None)
 
-    def refuse_alone(self, name: str, reason: str | None) -> None:
+    def refuse_alone(self, name: str, reason: str) -> None:
         """Refuse to run a call of the block `name` without ds_adacc for a `reason` that may hold on this rank only.
 
-        Raises RuntimeError if ranks share block inputs: the others would wait in backward for this rank's share. None:
-        there is no reason.
+        Raises RuntimeError if ranks share block inputs: the others would wait in backward for this rank's share.
         """
-        if reason is not None and self.group is not None:
+        if self.group is not None:
             raise RuntimeError(
                 f"adacc: block {name} cannot run as planned in this call: {reason}. With partition_activations the "
                 "other tensor-parallel ranks may wait for this rank's share of its input. So avoid that, or set "

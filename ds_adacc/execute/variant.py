@@ -74,11 +74,6 @@ class Variant:
         return self.history.guards
 
     @property
-    def unread(self) -> frozenset[str]:
-        """The numbers that are guarded no longer, as they were seen to decide nothing."""
-        return self.history.unread
-
-    @property
     def doubt(self) -> str:
         """What it depends on that no guard watches; while there is anything, nothing is replayed (Rule E11)."""
         return self.history.doubt

@@ -301,8 +301,12 @@ class Agreement:
         self.unfit = tuple(each for each in self.unfit if each.isdisjoint(names))
 
     def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
-        """Put policies in force, on this rank alone, that were adopted from the block type `origin`."""
-        self.agreed_types[agreed.spec.name] = AdoptedType.of(agreed, origin, is_priced)
+        """Put policies in force, on this rank alone, that were adopted from the block type `origin`.
+
+        It holds the inputs that they retain as a whole.
+        """
+        parts = agreed.spec, agreed.policies, agreed.capacity, agreed.correction
+        self.agreed_types[agreed.spec.name] = AdoptedType(*parts, origin=origin, is_priced=is_priced)
         self.forward_order.copy_indices(agreed.spec.name, origin)
 
     def note_use(self, digest: str) -> bool:

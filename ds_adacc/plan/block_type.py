@@ -69,12 +69,6 @@ class AdoptedType(AgreedType):
     origin: str = field(kw_only=True)
     is_priced: bool = field(kw_only=True)
 
-    @classmethod
-    def of(cls, agreed: AgreedType, origin: str, is_priced: bool) -> AdoptedType:
-        """These policies as adopted ones. Each rank holds their retained inputs as a whole."""
-        parts = agreed.spec, agreed.policies, agreed.capacity, agreed.correction
-        return cls(*parts, shares_inputs=False, origin=origin, is_priced=is_priced)
-
 
 @dataclass
 class KnownType:

@@ -42,7 +42,7 @@ class Coordinator:
 
     def __init__(self, agreement: Agreement, ranks: Ranks) -> None:
         self.agreement = agreement
-        self._ranks = ranks
+        self.ranks = ranks
 
     def decide(
         self,
@@ -69,7 +69,7 @@ class Coordinator:
         agreement = self.agreement
         # 1. What does any rank ask for?
         own = RankRequest(frozenset(live_sets), frozenset(agreement.grown), frozenset(agreement.reindexed), reason)
-        asked = merge_requests(self._ranks.gather(own))
+        asked = merge_requests(self.ranks.gather(own))
         agreement.approvals.forget(asked.reindexed)
         agreement.reindexed = set()
         # A type of which more calls were alive may have been so in the new live sets alone. Its others come again.
@@ -85,12 +85,12 @@ class Coordinator:
             available = available_bytes(device, self._recomputed_peak(live), agreement.budget.peak)
         passes = agreement.passes.within(reports.keys())
         answer = RankAnswer(reports, passes, agreement.forward_order.orders, available, repeatable or Repeatable())
-        everyone = self._ranks.gather(answer)
+        everyone = self.ranks.gather(answer)
         # 3. The first rank solves. Block types that no rank has any more are left out.
         present = frozenset(digest for each in everyone for digest in each.reports)
         sets, orders = maximal(names & present for names in live), merge_orders([each.orders for each in everyone])
         by_all = RepeatableByAll([each.repeatable for each in everyone])
-        plan, agreed = self._ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
+        plan, agreed = self.ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
         # 4. Every rank puts the same policies in force.
         self._warn(plan)
         agreement.forward_order.orders = orders

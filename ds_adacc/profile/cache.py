@@ -44,11 +44,6 @@ def default_path() -> Path:
     return cache_folder() / "profiles.sqlite"
 
 
-def open_default() -> ProfileCache:
-    """The cache at `default_path`."""
-    return ProfileCache(default_path())
-
-
 def profile_key(
     digest: str, code: str, offers: Sequence[Sequence[str]], device: torch.device, section: AdaccConfig
 ) -> str:

@@ -35,7 +35,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
         return "a hook on a parameter or an input waits for its gradient"
     if recording.loses_graphs:
-        return "no call tells which of its compiled graphs it runs"
+        return "it cannot be told which of its compiled graphs a call runs"
     has_main_grad = any(hasattr(parameter, "main_grad") for parameter in recording.parameters)
     ends = [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
     nodes = nodes_behind(ends, {get_gradient_edge(tensor).node for tensor in starts})

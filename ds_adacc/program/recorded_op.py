@@ -40,8 +40,8 @@ class WholeBlock:
     """
 
     class_name: str
-    repeats_collectives: bool = False
-    writes_to: tuple[int, ...] = ()
+    repeats_collectives: bool
+    writes_to: tuple[int, ...]
 
     def __str__(self) -> str:
         return f"block.{self.class_name.replace('.', '_')}{'.with_collectives' * self.repeats_collectives}"

@@ -18,7 +18,7 @@ COMPILED = "runs compiled"
 IN_PLACE = "writes in place"
 TAINTED = "may hold a number read from data"  # it runs after data was read (Rule R7)
 UNSEEN = "writes where PyTorch does not see it"  # a kernel outside of any Function (Rule R19)
-CONJUGATE = "reads a view that only says that it is conjugate or negative"  # its geometry does not tell
+CONJUGATE = "reads a view that torch conjugates or negates only when it is read"  # its geometry does not tell
 STATISTICS = "reads or updates running statistics, and writes to them are not counted"
 REPLACED = "gives a tensor other memory"  # as it was in the recorded call
 # As torch.nn.utils.parametrize does at each registration. It counts as a write, so no version tells of real ones.

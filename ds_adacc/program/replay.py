@@ -88,16 +88,11 @@ def check_parameters(parameters: Iterable[torch.Tensor], versions: Sequence[int]
         if parameter._version != version:
             raise modified("a parameter", parameter, version)
         if are_updated:
-            raise updated(parameter)
-
-
-def updated(parameter: torch.Tensor) -> RuntimeError:
-    """The error for a parameter that the optimizer has changed after its block's forward."""
-    return RuntimeError(
-        f"a parameter of shape {whole_shape(parameter)}, needed to recompute a tensor of its block, has been changed "
-        "by a step of the optimizer since the block's forward: call backward before the step, or run the forward again "
-        "after it"
-    )
+            raise RuntimeError(
+                f"a parameter of shape {whole_shape(parameter)}, needed to recompute a tensor of its block, has been "
+                "changed by a step of the optimizer since the block's forward: call backward before the step, or run "
+                "the forward again after it"
+            )
 
 
 def _released(parameter: torch.Tensor) -> RuntimeError:

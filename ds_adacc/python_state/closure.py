@@ -66,12 +66,8 @@ class Closure:
         return read(self.modules, parameters, self.plain, more, last)
 
     def submodules(self) -> Iterator[nn.Module]:
-        seen: set[int] = set()
-        for module in self.modules:
-            for child in module.modules():
-                if id(child) not in seen:
-                    seen.add(id(child))
-                    yield child
+        met: set[nn.Module] = set()
+        return (child for module in self.modules for _, child in module.named_modules(met))
 
 
 def closure_of(function: Callable[..., Any]) -> Closure:

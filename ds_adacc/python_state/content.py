@@ -165,7 +165,7 @@ def _items_of(value: Any) -> Items | None:
         return special
     if not _is_visible(kind):
         return None
-    items = _attributes(value, kind)
+    items = attributes_of(value)
     if isinstance(value, collections.OrderedDict):  # `move_to_end` changes an order that dict does not know
         items += collections.OrderedDict.items(value)
     elif isinstance(value, dict):
@@ -183,7 +183,7 @@ def besides_items(value: Any) -> dict[str, Any] | Unreadable:
     kind = type(value)
     if not _is_visible(kind):
         return {} if is_library(kind.__module__) else Unreadable(kind)
-    attributes = _attributes(value, kind)
+    attributes = attributes_of(value)
     held = set(map(id, value.values() if isinstance(value, dict) else value)) if attributes else ()
     return {name: each for name, each in attributes if id(each) not in held}
 
@@ -256,9 +256,9 @@ def _special(value: Any) -> Items | None:
     return None
 
 
-def _attributes(value: Any, kind: type) -> Items:
+def attributes_of(value: Any) -> Items:
     """What is in its `__dict__` and in its slots."""
-    own = getattr(value, "__dict__", None)
+    kind, own = type(value), getattr(value, "__dict__", None)
     items = list(own.items()) if isinstance(own, dict) else []
     if kind.__basicsize__ != _size_without_slots(kind):
         for slot in _slots(kind):
@@ -281,11 +281,6 @@ def _is_visible(kind: type) -> bool:
 def _size_without_slots(kind: type) -> int:
     base = next(cls for cls in kind.__mro__ if cls in _BASES or cls is object)
     return _SIZES[base, kind.__dictoffset__ != 0, kind.__weakrefoffset__ != 0]
-
-
-def attributes_of(value: Any) -> Items:
-    """What is in the `__dict__` and in the slots of a number or a text of a class of its own."""
-    return _attributes(value, type(value))
 
 
 def slots_of(kind: type) -> list[str]:

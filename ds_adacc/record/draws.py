@@ -78,7 +78,8 @@ class Draws:
 
     def refusals(self) -> dict[int, str]:
         """Why operators must not be replayed, by index, at the end of the forward."""
-        return {**self._strayed, **dict.fromkeys(self._pending, "nothing is saved after it")}
+        unsaved = "autograd saves nothing after it, so the state of its generator then cannot be noted"
+        return {**self._strayed, **dict.fromkeys(self._pending, unsaved)}
 
     def _state(self, generator: torch.Generator, position: int, state: torch.Tensor) -> ValueRef:
         """The value that is the generator's state at a call of the pack hook."""

@@ -31,9 +31,9 @@ class ExecutedCall:
     written: Sequence[torch.Tensor]
     refusal: str | None
     dynamic: bool
+    handed_on: frozenset[int]
+    python_reads: PythonReads | None
     saved: int = 0
-    handed_on: frozenset[int] = frozenset()
-    python_reads: PythonReads | None = None
     detached: bool = False
     began: int | None = None
 

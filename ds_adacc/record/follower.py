@@ -51,8 +51,12 @@ def follow(
 
 
 def not_followed_now(predicted: Recording) -> str | None:
-    """Why a call of this program cannot be followed now, though perhaps later."""
-    return Watch.refusal() if _needs_watch(predicted) else None
+    """Why a call of this program cannot be followed now, though perhaps later: there is no watch, and it needs one.
+
+    Only the watch tells of Functions, of kernels in Python, and of those that are launched.
+    """
+    is_told = (op.is_function or op.func is KERNEL or op.python_reads is not None for op in predicted.ops)
+    return Watch.refusal() if any(is_told) else None
 
 
 class Follower(Recorder):
@@ -152,11 +156,6 @@ class Follower(Recorder):
         parameters = zip(known.parameters, self._parameters, strict=False)
         if known.buffers != list(predicted.buffers[: len(known.buffers)]) or any(a is not b for a, b in parameters):
             raise Unrecordable(f"{op.name} reads other parameters or buffers than predicted")
-
-
-def _needs_watch(predicted: Recording) -> bool:
-    """Whether it has operators of which only the watch tells: Functions, kernels in Python, and those launched."""
-    return any(op.is_function or op.func is KERNEL or op.python_reads is not None for op in predicted.ops)
 
 
 def _places(op: RecordedOp) -> frozenset[str]:

@@ -38,17 +38,13 @@ def kept_by_arguments(arguments: Iterable[Any], known: KnownTensors) -> Iterator
             tensors += (item for item in items if isinstance(item, torch.Tensor))
         elif not isinstance(each, torch.Tensor):
             snapshot(each, tensors)
-        kept = [tensor for tensor in tensors if _is_made(tensor, known)]
+        kept = [t for t in tensors if any(known.values[index].producer is not None for index in known.in_storage(t))]
         if kept:
             yield (
                 f"{type(each).__name__}: an argument of this class keeps {_size(kept)} of what the block has made. No "
                 "plan frees that as long as it lives. If it is a cache of keys and values, call the model with "
                 "use_cache=False"
             )
-
-
-def _is_made(tensor: torch.Tensor, known: KnownTensors) -> bool:
-    return any(known.values[index].producer is not None for index in known.in_storage(tensor))
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> str:

@@ -22,6 +22,7 @@ from ds_adacc.record.masks import is_mask
 from ds_adacc.record.tensors import RecordedTensors
 
 _BATCHED = ("bmm", "baddbmm")
+_MOST_POINTWISE = 6  # operators between a score and its softmax: scale, mask
 _NORM = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm")
 
 # By an operator's name, the role of what it reads. Attention reads a query, a key and a value.
@@ -115,9 +116,9 @@ def _attention_part(op: RecordedOp, slot: int, value: RecordedValue, recording: 
     return None
 
 
-def _leads_to_softmax(value: RecordedValue, recording: Recording, steps: int = 6) -> bool:
-    """Whether `value` is a score: a softmax follows after at most `steps` pointwise operators (scale, mask)."""
-    frontier = {value.index}
+def _leads_to_softmax(value: RecordedValue, recording: Recording) -> bool:
+    """Whether `value` is a score: a softmax follows after a few pointwise operators."""
+    frontier, steps = {value.index}, _MOST_POINTWISE
     for op in recording.ops[(value.producer or 0) + 1 :]:
         if frontier.intersection(op.reads):
             if _like(op) in SOFTMAX:

@@ -1,4 +1,4 @@
-"""What a run says: its plan as a table in the log, its events in a journal, its numbers on DeepSpeed's monitor.
+"""What a run says: its plan as a table in the log, its events in a journal.
 
 In: the plan, what was recorded of the blocks, and what was observed of a step. Out: text, and lines of JSON.
 
@@ -8,5 +8,4 @@ In: the plan, what was recorded of the blocks, and what was observed of a step. 
 * plan_text.py: the plan for the log and for the journal
 * plan_log.py: which plans the log shows, as a table or as a line
 * journal.py: the run's journal, a line of JSON for each event
-* monitor.py: events for DeepSpeed's monitor
 """

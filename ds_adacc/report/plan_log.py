@@ -14,11 +14,11 @@ from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_text import (
     decision_table,
     decisions_here,
+    journal_fields,
     line_of_correction,
     line_of_new_plan,
     line_of_observation,
     merge_decisions,
-    told,
 )
 
 _MUCH_MORE = 1.25  # times the bytes without checkpointing
@@ -114,4 +114,4 @@ class PlanLog:
 
     def _write(self, plan: Plan, decisions: list[Decision], step: int) -> None:
         self._decisions = decisions
-        self._journal.write("plan", **told(plan, decisions, step))
+        self._journal.write("plan", **journal_fields(plan, decisions, step))

@@ -81,7 +81,7 @@ def _had_other_calls(plan: Plan, observation: Observation) -> bool:
     return observation.held.planned != plan.held
 
 
-def told(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, object]:
+def journal_fields(plan: Plan, decisions: Iterable[Decision], step: int) -> dict[str, object]:
     """The fields of the journal's event "plan". Bytes and seconds."""
     return {
         "step": step,

@@ -20,7 +20,7 @@ from ds_adacc.python_state.places import Place, marks_of
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.capture import Capture, capture
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.runtime.other_checkpoints import checkpoint_inside, remark_on_inside
+from ds_adacc.runtime.other_checkpoints import checkpoint_inside
 from ds_adacc.runtime.plain_calls import PlainCalls
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.sizes.symbolic_program import Example
@@ -87,7 +87,8 @@ class Learner:
         recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None and not recording.is_whole:  # of a block recomputed as a whole it is a part
-            recording = recording.remarked(remark_on_inside(checkpoint))
+            again = f"it calls {checkpoint} in its forward, which recomputes what runs in it, whatever the plan says"
+            recording = recording.remarked(again)
         captured.recording = recording
         beginning = None if costs is None else called.beginning
         if beginning is not None:
@@ -160,7 +161,7 @@ class Learner:
             if others:
                 is_alike = _are_alike(others[0].recording, recording)
                 variant.history.learn_at_other_sizes([other.history for other in others], is_alike)
-        self._warnings.changed_again(block, changed - variant.history.ignored - variant.unread)
+        self._warnings.changed_again(block, changed - variant.history.ignored - variant.history.unread)
         if not recording.is_whole:  # a second forward runs whatever the block runs
             self._doubt(incoming, guards, variant, recording, watch)
         variant.recording = recording.doubted(variant.doubt)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
-from types import FrameType
+import traceback
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.content import is_library, is_trusted
 from ds_adacc.python_watch.watch import Watch
 
 _CHECKPOINTS = {  # modules, and what to do about a call of each
@@ -23,7 +22,6 @@ _OF_PACKAGES = (
 )
 _ENTRIES = {"checkpoint", "non_reentrant_checkpoint", "checkpoint_sequential"}  # their functions that users call
 _OWN = "ds_adacc.runtime.plain_calls"
-_LIBRARIES = ("torch", "deepspeed", "ds_adacc", "functools", "contextlib")
 
 
 class CheckpointedTwice(RuntimeError):
@@ -32,13 +30,13 @@ class CheckpointedTwice(RuntimeError):
 
 def refuse_checkpointed(name: str) -> None:
     """Raise CheckpointedTwice if the present call of the block runs inside a checkpoint of torch or DeepSpeed."""
-    frames = _outward(sys._getframe(1))
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
     for frame in frames:
         module = frame.f_globals.get("__name__")
         if module == _OWN:
             return  # a block of another engine calls this one, and torch checkpoints that in place of ds_adacc
         if module in _CHECKPOINTS and frame.f_code.co_name in _ENTRIES:
-            user = next((each for each in frames if not _is_of_library(each)), None)
+            user = next((each for each in frames if not is_trusted(str(each.f_globals.get("__name__")))), None)
             site = "" if user is None else f" in line {user.f_lineno} of {user.f_code.co_filename}"
             is_installed = user is not None and is_library(user.f_globals.get("__name__"))
             remedy = _OF_PACKAGES if is_installed else _CHECKPOINTS[module]
@@ -56,18 +54,3 @@ def checkpoint_inside(watch: Watch) -> str | None:
         if any(watch.has_seen(inspect.unwrap(entry).__code__) for entry in entries if entry is not None):
             return module
     return None
-
-
-def remark_on_inside(module: str) -> str:
-    """Why a block that calls this checkpoint in its forward leaves the plan less to choose from."""
-    return f"it calls {module} in its forward, which recomputes what runs in it, whatever the plan says"
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _LIBRARIES

@@ -70,15 +70,13 @@ class Runtime:
         cache: ProfileCache | None = None,
         journal: Journal | None = None,
     ) -> None:
-        ranks = ranks or Ranks()
         self.config = config
         self.codecs = CodecMaker(config)
         self.profiler = Profiler(config, self.codecs, cache)
         self._binder = Binder(self.codecs)
         self.controller = StepController(
-            Coordinator(Agreement(config, self.codecs), ranks),
+            Coordinator(Agreement(config, self.codecs), ranks or Ranks()),
             self._binder,
-            ranks,
             journal or Journal(None),
             stepped,
         )
@@ -136,13 +134,14 @@ class Runtime:
         run = functools.partial(function, *args, **kwargs)
         if self._holds_nothing(block):
             return run()
+        plain = PlainCall(block, run, is_asked)
         if self._threads:
-            return self._plain.run_on_this_rank(PlainCall(block, run, is_asked), _OTHER_THREAD)
+            return self._plain.run_on_this_rank(plain, _OTHER_THREAD)
         reason = surroundings()
         if reason is not None:
             if not self.recordings:
                 refuse_checkpointed(block.name)  # a checkpoint that is not reentrant has hooks of its own around it
-            return self._plain.fall_back(PlainCall(block, run, is_asked), reason)
+            return self._plain.fall_back(plain, reason)
         tensors: list[torch.Tensor] = []
         inner: list[torch.Tensor] = []
         # What the call is given: `tensors` in its arguments and in what the function reaches, `inner` ones in objects
@@ -152,7 +151,7 @@ class Runtime:
         tensors += [t for t in closure.tensors if not isinstance(t, nn.Parameter)]
         reason = why_unrecordable(tensors)
         if reason is not None:
-            return self._plain.fall_back(PlainCall(block, run, is_asked), reason, is_of_call=True)
+            return self._plain.fall_back(plain, reason, is_of_call=True)
         self.calls += 1
         if not (block.begins_gradient or _require_gradient(chain(tensors, inner, closure.parameters))):
             output = run()
@@ -166,25 +165,24 @@ class Runtime:
         try:
             self._threads.append(thread)
             if self._threads[0] == thread:
-                return self._run_exclusively(block, key, getattr(owner, "training", None), call, is_asked)
+                return self._run_exclusively(plain, key, getattr(owner, "training", None), call)
         finally:
             self._threads.remove(thread)
-        return self._plain.run_on_this_rank(PlainCall(block, run, is_asked), _OTHER_THREAD)
+        return self._plain.run_on_this_rank(plain, _OTHER_THREAD)
 
-    def _run_exclusively(
-        self, block: Block, key: Hashable, training: bool | None, call: BlockCall, is_asked: bool
-    ) -> Any:
-        """Run a call while no other thread runs a block. `key`: as of `flatten`; the rest: as of `Signature`."""
+    def _run_exclusively(self, plain: PlainCall, key: Hashable, training: bool | None, call: BlockCall) -> Any:
+        """Run a call while no other thread runs a block. `key`: as of `flatten`; `training`: as of `Signature`."""
+        block = plain.block
         try:
             self.controller.begin_call()
             try:
                 reading, held = call.closure.read(marks_of(block.places), block.last_reading)
             except UnreadableModule as reason:
-                return self._plain.fall_back(PlainCall(block, call.run, is_asked), str(reason))
+                return self._plain.fall_back(plain, str(reason))
             block.last_reading = reading
             shared = aliases(call.inputs, [*call.inner, *held])
             held_before = self.controller.held_before(call.inputs)
-            signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, is_asked)
+            signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)
             return self._record_or_run(Incoming(block, signature, reading.marks, held, call))
         except BaseException:
             self.controller.step.drop_pass()

@@ -157,9 +157,9 @@ class Warnings:
         self._tell(
             block,
             "block %s is another function at every call: over a thousand functions have been checkpointed, and they do "
-            "not come again. One that holds another whole number, string or module is another one. So each call is "
-            "recorded, which takes several times as long, and follows no plan. Pass what changes as an argument, a "
-            "number best as a tensor",
+            "not come again. A function that holds another whole number, string or module counts as another one. Each "
+            "call is recorded, which takes several times as long, and follows no plan. Pass what changes as an "
+            "argument, a number best as a tensor",
         )
 
     def changed_again(self, block: Block, changed: Collection[str]) -> None:

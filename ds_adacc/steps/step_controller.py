@@ -35,7 +35,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.peak_estimate import largest_pass
 from ds_adacc.plan.plan import Plan
-from ds_adacc.plan.ranks import Ballot, Ranks
+from ds_adacc.plan.ranks import Ballot
 from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.plan.solve import Forgiven
 from ds_adacc.program.recording import Recording
@@ -70,16 +70,15 @@ class StepController:
         self,
         coordinator: Coordinator,
         binder: Binder,
-        ranks: Ranks,
         journal: Journal,
-        stepped: bool = False,
+        stepped: bool,
     ) -> None:
         self.agreement = coordinator.agreement
         self.journal = journal
-        self.ranks = ranks
+        self.ranks = coordinator.ranks
         self.stepped = stepped
         self.tracks = stepped and self.agreement.config.rectifier.enabled
-        self.plan_log = PlanLog(self.agreement, journal, ranks)
+        self.plan_log = PlanLog(self.agreement, journal, self.ranks)
         self._coordinator = coordinator
         self._binder = binder
         self.blocks = BlockRegistry()

@@ -38,7 +38,7 @@ class SameAgain:
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
-        self._unread = variant.unread
+        self._unread = variant.history.unread
         self._stays = variant.recording.repeats_collectives
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
         self._inside = inside

@@ -33,7 +33,7 @@ class SecondForward:
         name: str,
         beginning: Beginning,
         around: Callable[[], AbstractContextManager[None]],
-        keeps: bool = False,
+        keeps: bool,
     ) -> None:
         self._name = name
         self._keeps = keeps

@@ -10,7 +10,6 @@ import torch
 
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.bound_policy import BoundPolicy
-from ds_adacc.execute.bound_segment import Updates
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.slots import Holder, ParameterSlot, Slot
@@ -44,8 +43,9 @@ class WholeCall:
         parameters = tuple(bound.recording.parameters)
         self._parameters = {parameter.data_ptr(): parameter for parameter in parameters}
         self._released = tuple(released)
-        versions, updates = [parameter._version for parameter in parameters], _updates_of(bound)
-        began_after = updates.count
+        versions = [parameter._version for parameter in parameters]
+        (segment,) = bound.segments.values()
+        updates, began_after = segment.updates, segment.updates.count
 
         @contextmanager
         def in_backward() -> Iterator[None]:
@@ -91,8 +91,3 @@ class WholeCall:
     def close(self) -> None:
         """Let go of everything at the end of the forward (Rule E5)."""
         self.holders, self._parameters, self._released, self._second = {}, {}, (), None
-
-
-def _updates_of(bound: BoundPolicy) -> Updates:
-    (segment,) = bound.segments.values()
-    return segment.updates

@@ -4,21 +4,15 @@ import torch
 from torch import Tensor
 
 from ..codec import by_form, rows_and_channels
-from ..reference import rank_by_sums
 from ..reference.scores import RUN
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .memory import KINDS
 from .openmp import OPENMP
 from .sums import add_runs, sum_runs
 
-__all__ = ["CLASSES", "rank_outliers"]
+__all__ = ["CLASSES", "channel_sums"]
 
 CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)
-
-
-def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ds_adacc.kernels.rank_outliers`; `x` is contiguous float32, float16 or bfloat16 on the CPU."""
-    return rank_by_sums(channel_sums(x.detach()), threshold)
 
 
 def channel_sums(x: Tensor) -> Tensor:

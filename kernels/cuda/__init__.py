@@ -3,16 +3,8 @@
 from ..codec import by_form
 from .codecs import AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec
 from .compiler import missing, warm_up
-from .kernel import Kernels
-from .sums import channel_sums, rank_outliers
+from .sums import channel_sums
 
-__all__ = [
-    "CLASSES",
-    "Kernels",
-    "channel_sums",
-    "missing",
-    "rank_outliers",
-    "warm_up",
-]
+__all__ = ["CLASSES", "channel_sums", "missing", "warm_up"]
 
 CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)

@@ -1,9 +1,8 @@
-"""The outlier statistics: sums by kernels, scores and ranking by torch, nothing on the host."""
+"""The sums by which outlier channels are known. Scores and ranking follow by torch, nothing on the host."""
 
 import torch
 from torch import Tensor
 
-from .. import reference
 from ..codec import rows_and_channels
 from ..reference.scores import RUN
 from .kernel import Kernels
@@ -33,8 +32,3 @@ def channel_sums(x: Tensor, kernels: Kernels | None = None) -> Tensor:
     each(x.data_ptr(), sums.data_ptr())
     Launch(get("sums.cu", "sums_total"), across, BLOCK, (runs, channels))(sums.data_ptr(), total.data_ptr())
     return total
-
-
-def rank_outliers(x: Tensor, threshold: float, kernels: Kernels | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ds_adacc.kernels.rank_outliers`; `x` and `kernels` are as for `channel_sums`."""
-    return reference.rank_by_sums(channel_sums(x, kernels), threshold)

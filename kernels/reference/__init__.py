@@ -5,7 +5,7 @@ from .asymmetric import AsymmetricCodec
 from .bits import BitsCodec, is_two_valued
 from .channelwise import ChannelCodec
 from .outlier import OutlierCodec
-from .scores import channel_sums, rank_by_sums, rank_outliers
+from .scores import channel_sums, rank_by_sums
 from .symmetric import GroupCodec, TokenCodec
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "channel_sums",
     "is_two_valued",
     "rank_by_sums",
-    "rank_outliers",
 ]
 
 CLASSES = by_form(AsymmetricCodec, BitsCodec, ChannelCodec, GroupCodec, OutlierCodec, TokenCodec)

@@ -64,11 +64,6 @@ def tree_sum(values: Tensor) -> Tensor:
 
 
 def rank_by_sums(sums: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `rank_outliers` does, for a tensor whose channels have these `sums`."""
+    """Return what `ds_adacc.kernels.rank_outliers` does, for a tensor whose channels have these `sums`."""
     scores = scores_of_sums(sums)
     return scores.argsort(descending=True, stable=True), (scores > threshold).sum(), sums.isfinite().all()
-
-
-def rank_outliers(x: Tensor, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ds_adacc.kernels.rank_outliers`."""
-    return rank_by_sums(channel_sums(x), threshold)

@@ -16,8 +16,8 @@ TOKENS = torch.randint(256, (2, 65), generator=torch.Generator().manual_seed(1))
 
 def errors(injection, steps=5, **section):
     """The relative errors of the whole model's gradient in the first steps."""
-    runtime = Runtime(config := load({"adacc": {"solver": {"max_seconds": 10.0}, **section}}), stepped=True)
-    adacc = Adacc(config, runtime)
+    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 10.0}, **section}}), stepped=True)
+    adacc = Adacc(runtime)
     torch.manual_seed(0)
     gpt = GPT(layers=4, width=128, heads=4, context=64)
     kill_units(gpt)

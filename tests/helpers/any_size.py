@@ -19,9 +19,8 @@ class Training:
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(make() for _ in range(layers))
         section = {"memory_budget": 0.6, "codecs": "none", "solver": {"max_seconds": 30.0}, **section}
-        config = load({"adacc": section})
-        self.runtime = Runtime(config, stepped=True)
-        self.adacc = Adacc(config, self.runtime)
+        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.adacc = Adacc(self.runtime)
         self.purposes, self.peaks = [], []
 
     def micro_batch(self, time, batch=2, **arguments):

@@ -29,9 +29,8 @@ class TwoPrograms:
         self.encoder = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
         self.decoder = nn.ModuleList(FeedForward(by_size) for _ in range(2))
         section = {"memory_budget": memory_budget, "codecs": "none", "rectifier": rectifier}
-        config = load({"adacc": section})
-        self.runtime = Runtime(config, stepped=True)
-        self.adacc = Adacc(config, self.runtime)
+        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.adacc = Adacc(self.runtime)
 
     def step(self, *lengths):
         """One optimizer step: a micro-batch for each pair of lengths, the encoder's (None: it does not run) and the

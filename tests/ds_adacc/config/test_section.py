@@ -10,13 +10,12 @@ from ds_adacc.config import (
     CompactConfig,
     ConfigError,
     MemoryBudget,
-    RectifierConfig,
-    SolverConfig,
     codecs_for,
     load,
     read,
 )
 from ds_adacc.config.presets import ROLES, UNBOUNDED
+from ds_adacc.config.section import RectifierConfig, SolverConfig
 from ds_adacc.kernels import CODECS
 
 INT4_CODECS = ", ".join(repr(name) for name in CODECS if name != "bits")

@@ -129,7 +129,7 @@ def stepped(model, **section):
     config = load({"adacc": {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}} | section})
     runtime = Runtime(config, stepped=True)
     wrap_blocks(find_blocks(model, config.blocks), runtime)
-    return Adacc(config, runtime)
+    return Adacc(runtime)
 
 
 def budget_of(model, *inputs):
@@ -165,7 +165,7 @@ def test_a_budget_that_nothing_fits_is_in_the_journal_too(tmp_path):
     runtime = Runtime(config, stepped=True, journal=Journal(path))
     wrap_blocks(find_blocks(model, config.blocks), runtime)
     with pytest.raises(InfeasibleBudget) as refusal:
-        train(Adacc(config, runtime), model, (9,))
+        train(Adacc(runtime), model, (9,))
     (event,) = [each for each in read(path) if each["event"] == "refused"]
     assert event["text"] == str(refusal.value)
     assert '"memory_budget": ' in event["text"]
@@ -182,7 +182,7 @@ def test_one_warning_when_no_block_was_run(caplog):
 
 
 def test_a_program_that_never_steps_is_told_so_once(caplog):
-    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime)
+    adacc = stepped(nn.Linear(4, 4))
     for _ in range(90):
         adacc.end_backward(micro_batches=2)
     (record,) = caplog.records
@@ -191,7 +191,7 @@ def test_a_program_that_never_steps_is_told_so_once(caplog):
 
 def test_a_program_of_many_passes_a_step_is_told_nothing(caplog):
     """DeepSpeed lets it accumulate as it likes."""
-    adacc = Adacc(load({"adacc": {}}), stepped(nn.Linear(4, 4)).runtime)
+    adacc = stepped(nn.Linear(4, 4))
     for _ in range(19):
         adacc.end_backward(micro_batches=1)
     adacc.end_step()
@@ -214,12 +214,12 @@ def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
 def test_another_warning_when_blocks_were_found_but_not_run(caplog):
     runtime, blocks = stepped(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
     wrap_blocks(blocks, runtime)
-    adacc = Adacc(load({"adacc": {}}), runtime, blocks)
+    adacc = Adacc(runtime, blocks)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         adacc.end_step()
         assert "none of the 2 blocks found" in caplog.text
         del blocks["layers.0"]
-        Adacc(load({"adacc": {}}), runtime, blocks).end_step()
+        Adacc(runtime, blocks).end_step()
     assert "the only block found, layers.1, never ran in training" in caplog.text
 
 

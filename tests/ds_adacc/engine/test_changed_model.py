@@ -16,10 +16,9 @@ from ds_adacc.runtime.wrap import wrap_blocks
 def served(model):
     """The results of an engine of this model, whose first module is a list of blocks."""
     blocks = {f"0.{number}": block for number, block in enumerate(model[0])}
-    config = load({"adacc": {}})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(load({"adacc": {}}), stepped=True)
     wrap_blocks(blocks, runtime)
-    return Adacc(config, runtime, blocks, model=model)
+    return Adacc(runtime, blocks, model=model)
 
 
 def test_a_block_that_is_replaced_is_told_once(caplog):
@@ -67,7 +66,7 @@ def test_a_layer_that_was_left_out_from_the_beginning_is_no_news(caplog):
     model = nn.Sequential(nn.ModuleList(map(Sparse, (True, True, False))))
     blocks = find_blocks(model, "auto")
     assert list(blocks) == ["0.0", "0.1"]
-    adacc = Adacc(load({"adacc": {}}), Runtime(load({"adacc": {}}), stepped=True), blocks, model=model)
+    adacc = Adacc(Runtime(load({"adacc": {}}), stepped=True), blocks, model=model)
     adacc.end_step()
     assert "were added to the model" not in caplog.text
     model[0].append(Sparse(True))

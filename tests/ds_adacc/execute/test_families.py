@@ -45,7 +45,7 @@ def served(model):
     runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
-    return Adacc(runtime.config, runtime, blocks), blocks
+    return Adacc(runtime, blocks), blocks
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ds_adacc.engine.monitor import _observed
 from ds_adacc.observe.calibration import Observation, Pair
 from ds_adacc.observe.device_memory import DeviceMemory
-from ds_adacc.report.monitor import _observed
 from ds_adacc.report.plan_text import _summary
 
 MIB = 1 << 20

@@ -31,7 +31,7 @@ class Training:
         torch.manual_seed(0)
         section = load({"adacc": {"max_gradient_error": None, **others, "rectifier": {"max_interval": 8, **rectifier}}})
         self.runtime = Runtime(section, stepped=True)
-        self.adacc = Adacc(section, self.runtime)
+        self.adacc = Adacc(self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
         self.scale = torch.ones(zoo.WIDTH)  # of the inputs' channels
         self.tracked = []
@@ -269,9 +269,8 @@ class Branching(nn.Module):
 def test_a_call_that_takes_another_branch_in_a_tracking_step_is_exact():
     torch.manual_seed(0)
     section = {"codecs": "paper", "max_gradient_error": None, "memory_budget": 0.6, "rectifier": {"max_interval": 2}}
-    config = load({"adacc": section})
-    runtime = Runtime(config, stepped=True)
-    adacc = Adacc(config, runtime)
+    runtime = Runtime(load({"adacc": section}), stepped=True)
+    adacc = Adacc(runtime)
     blocks = nn.ModuleList(Branching() for _ in range(3))
     has_diverged_while_tracking = False
     for number in range(10):

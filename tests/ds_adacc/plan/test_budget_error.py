@@ -22,7 +22,7 @@ def refused(budget, dropout=0.1, layers=6, **section):
     section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}} | section
     runtime = Runtime(load({"adacc": section}), stepped=True)
     Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout), layers).step(runtime.checkpoint)
-    return Adacc(runtime.config, runtime)
+    return Adacc(runtime)
 
 
 def test_it_names_the_key_the_smallest_budget_and_the_largest_values():
@@ -70,7 +70,7 @@ def test_blocks_of_single_operators_are_told_to_be_larger():
     runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
     Model(lambda: nn.Linear(WIDTH, WIDTH)).step(runtime.checkpoint)
     with pytest.raises(BudgetTooSmall, match=r"No block runs more than 3 operators, .*: larger blocks") as caught:
-        Adacc(runtime.config, runtime).end_step()
+        Adacc(runtime).end_step()
     assert "smaller blocks" not in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_it_tells_why_no_more_is_recomputed():
     runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
     Model(lambda: ReadsData(WIDTH, 4, 0.0)).step(runtime.checkpoint)
     with pytest.raises(BudgetTooSmall) as caught:
-        Adacc(runtime.config, runtime).end_step()
+        Adacc(runtime).end_step()
     line = ReadsData.forward.__code__.co_firstlineno + 1
     why = f" Why no more of ReadsData is recomputed: test_budget_error.py:{line} (forward) reads data into Python"
     assert str(caught.value).count(why) == 1
@@ -98,7 +98,7 @@ def test_it_tells_what_the_blocks_depend_on_that_cannot_be_watched():
     with pytest.raises(planner.InfeasibleBudget) as caught:
         runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
         Model(lambda: Draws(WIDTH, 4), 4).step(runtime.checkpoint)
-        Adacc(runtime.config, runtime).end_step()
+        Adacc(runtime).end_step()
     reason = "it depends on random.random in forward, which ds_adacc cannot watch: nothing of it is recomputed."
     assert f"Why no more of Draws is recomputed: {reason}" in str(caught.value)
 

@@ -369,6 +369,6 @@ def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
     training = Training(rectifier={"enabled": False})
     training.compare(9)
     controller = training.runtime.controller
-    controller._coordinator._ranks = BesideOneThatCalls()
+    controller._coordinator.ranks = BesideOneThatCalls()
     assert controller.decide(training.agreement.live_sets, "").reason == "a correction"
     assert controller.decide(training.agreement.live_sets, "mine").reason == "mine"

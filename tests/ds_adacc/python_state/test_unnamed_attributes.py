@@ -192,7 +192,7 @@ def test_a_number_that_has_made_a_difference_once_counts_for_good():
         held.scale = next(values)
 
     _, variants = steps(few(), lambda held: 3.0 if held == start else 1.0, change, 6)
-    assert variants and not any(variant.unread for variant in variants)
+    assert variants and not any(variant.history.unread for variant in variants)
 
 
 FACTORS = {"of": 2.0}

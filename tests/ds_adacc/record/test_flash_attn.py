@@ -141,7 +141,7 @@ def test_packed_batches_of_varying_texts_are_predicted(llama):
     budget = 0.9 if DEVICE == "cpu" else 0.98
     section = {"memory_budget": budget, "codecs": "none", "rectifier": {"enabled": False}}
     runtime = Runtime(load({"adacc": section}), stepped=True)
-    adacc, lot, recordings = Adacc(runtime.config, runtime), random.Random(0), []
+    adacc, lot, recordings = Adacc(runtime), random.Random(0), []
     for step in range(20):
         most = {0: TIME, 1: 2}.get(step, lot.randint(2, TIME))  # first the longest and the shortest of all
         lengths = [most, *(lot.randint(1, most) for _ in range(lot.randint(1, 4)))]

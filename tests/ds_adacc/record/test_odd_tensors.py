@@ -277,7 +277,7 @@ def test_a_conjugate_view_of_a_weight_that_is_still_real(product):
     run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
     reasons = [op.refusal for op in recording.ops if op.refusal]
-    assert reasons == ["reads a view that only says that it is conjugate or negative"]
+    assert reasons == ["reads a view that torch conjugates or negates only when it is read"]
 
 
 class InEightBits(torch.autograd.Function):

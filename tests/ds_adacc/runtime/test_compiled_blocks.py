@@ -97,7 +97,7 @@ def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, bef
     if codecs is not None:
         section = load({"adacc": {"codecs": codecs, "memory_budget": budget, **section}})
         runtime = Runtime(section, stepped=True)
-        adacc = Adacc(section, runtime)
+        adacc = Adacc(runtime)
         wrap_blocks(find_blocks(model, "auto"), runtime)
     if prepare is around:
         around(model)

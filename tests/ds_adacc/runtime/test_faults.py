@@ -107,7 +107,7 @@ class Trainer:
             config, engine = load({"adacc": section}), self.engine
             self.runtime = runtime = Runtime(config, stepped=True)
             wrap_blocks(find_blocks(self.model, "auto"), runtime)
-            engine.adacc = Adacc(config, runtime)
+            engine.adacc = Adacc(runtime)
             engine._backward_epilogue = hooked(engine, "_backward_epilogue", end_backward)
             engine.backward = hooked(engine, "backward", abandon_on_failure)
             engine.step = hooked(engine, "step", end_step)

@@ -77,7 +77,7 @@ def train(steps, arguments=lambda step: (), make=Block, lengths=lengths_of, laye
         block.number = number
     config = load({"adacc": {"memory_budget": budget, "codecs": "none", "rectifier": {"enabled": False}}})
     runtime = Runtime(config, stepped=True)
-    adacc = Adacc(config, runtime)
+    adacc = Adacc(runtime)
     for step in range(steps):
         texts = lengths(step, lot)
         edges = torch.tensor([0, *texts]).cumsum(0)
@@ -295,7 +295,7 @@ class Given(Rolled):
 
 def test_blocks_of_one_program_may_be_given_more_numbers_or_fewer():
     runtime = Runtime(load({"adacc": {"memory_budget": 0.8, "codecs": "none"}}), stepped=True)
-    adacc, blocks = Adacc(runtime.config, runtime), nn.ModuleList(Given() for _ in range(4))
+    adacc, blocks = Adacc(runtime), nn.ModuleList(Given() for _ in range(4))
     for step, length in enumerate((5, 5, 7, 9, 11, 13, 15, 17)):
         x = torch.randn(length, zoo.WIDTH, requires_grad=True)
         given = ((step,), (), (step, 2), ())

@@ -138,9 +138,8 @@ class TwoLosses(Model):
 @pytest.mark.parametrize("kept_from", [0, 7])
 @pytest.mark.parametrize("budget", [0.35, further(0.5)])
 def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
-    config = load({"adacc": {"codecs": "none", "memory_budget": budget}})
-    runtime = Runtime(config, stepped=True)
-    model = TwoLosses(Adacc(config, runtime), kept_from)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": budget}}), stepped=True)
+    model = TwoLosses(Adacc(runtime), kept_from)
     for _ in range(kept_from + 4):
         model.step(runtime.checkpoint)
     plan = runtime.controller.plan
@@ -191,9 +190,8 @@ def test_a_step_that_frees_its_graph_tells_nothing_of_those_that_keep_it():
 
 def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
     """It is planned for together with the others, in whose backward all is freed."""
-    config = load({"adacc": {"codecs": "none", "memory_budget": 0.5}})
-    runtime = Runtime(config, stepped=True)
-    model, last = TwoLosses(Adacc(config, runtime), 0), nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh())
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
+    model, last = TwoLosses(Adacc(runtime), 0), nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh())
     for parameter in last.parameters():
         parameter.grad = torch.zeros_like(parameter)
 
@@ -214,9 +212,8 @@ def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
 
 @pytest.mark.usefixtures("slow_replays")
 def test_backwards_of_probes_and_looks_at_the_graph_keep_no_graph_of_training():
-    config = load({"adacc": {"codecs": "paper", "memory_budget": 0.5}})
-    runtime = Runtime(config, stepped=True)
-    adacc, model = Adacc(config, runtime), Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
+    runtime = Runtime(load({"adacc": {"codecs": "paper", "memory_budget": 0.5}}), stepped=True)
+    adacc, model = Adacc(runtime), Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     for _ in range(4):
         x = model.leaf * 1.0
         for block in model.blocks:

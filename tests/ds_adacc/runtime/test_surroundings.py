@@ -369,7 +369,7 @@ def test_a_block_beside_one_of_another_thread_is_an_error_where_ranks_share_inpu
 def test_a_model_whose_blocks_all_run_plain_is_not_told_that_none_has_run(caplog):
     runtime, block = Runtime(load({"adacc": {}}), stepped=True), zoo.GPTBlock()
     wrap_blocks({"block": block}, runtime)
-    adacc = Adacc(runtime.config, runtime, {"block": block})
+    adacc = Adacc(runtime, {"block": block})
     for _ in range(2):
         with save_on_cpu():
             block(torch.randn(2, 9, zoo.WIDTH)).sum().backward()

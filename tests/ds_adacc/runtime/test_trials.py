@@ -52,7 +52,7 @@ class Training:
         config = load({"adacc": section})
         self.stepped = stepped
         self.runtime = Runtime(config, stepped=stepped)
-        self.adacc = Adacc(config, self.runtime)
+        self.adacc = Adacc(self.runtime)
         self.x, self.weight = torch.randn(2, 4, TIME, WIDTH).unbind()
         self.purposes = []
 

@@ -124,7 +124,7 @@ def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     runtime = Runtime(load({"adacc": SECTION}), stepped=True)
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
-    adacc = Adacc(runtime.config, runtime, blocks)
+    adacc = Adacc(runtime, blocks)
     held, recordings = watch_held(runtime.controller), [0]
     for step in range(STEPS):
         torch.manual_seed(1000 + step)

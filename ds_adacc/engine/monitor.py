@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol
 
 from ds_adacc import planner
 from ds_adacc.execute.block_registry import BlockRegistry
@@ -12,38 +11,13 @@ from ds_adacc.observe.calibration import Observation
 from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.plan import Plan
+from ds_adacc.steps.step_controller import StepController
 
 Reading = tuple[str, float]  # a name and a number
 MonitorEvent = tuple[str, float, int]  # a name, a number and engine.global_samples: what DeepSpeed's monitor takes
 
 
-class Schedule(Protocol):
-    """When the rectifier looks next."""
-
-    @property
-    def interval(self) -> int: ...
-
-
-class Controller(Protocol):
-    """What the events tell of. The runtime's step controller has it."""
-
-    @property
-    def plan(self) -> Plan | None: ...
-    @property
-    def observation(self) -> Observation | None: ...
-    @property
-    def agreement(self) -> Agreement: ...
-    @property
-    def blocks(self) -> BlockRegistry: ...
-    @property
-    def tracks(self) -> bool: ...
-    @property
-    def schedule(self) -> Schedule: ...
-    @property
-    def review(self) -> Review | None: ...
-
-
-def events(controller: Controller, samples: int) -> list[MonitorEvent]:
+def events(controller: StepController, samples: int) -> list[MonitorEvent]:
     """The plan in force at the end of an optimizer step, and what was observed of it; empty before the first plan.
 
     `ds_configs/README.md` says what each event is.

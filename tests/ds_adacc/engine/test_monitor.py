@@ -7,7 +7,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.report.monitor import events
+from ds_adacc.engine.monitor import events
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -29,9 +29,8 @@ def curves(blocks, runtime, adacc, call):
 
 def prepared():
     torch.manual_seed(0)
-    config = load({"adacc": SECTION})
-    runtime = Runtime(config, stepped=True)
-    return nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(LAYERS)), runtime, Adacc(config, runtime)
+    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
+    return nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(LAYERS)), runtime, Adacc(runtime)
 
 
 @pytest.mark.usefixtures("slow_replays")
