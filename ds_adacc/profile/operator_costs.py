@@ -112,7 +112,7 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, dev
         starts, ends = _apart(op, inputs, recording) if _may_run(op) else ([], [])
         if not ends:
             return Backward()
-        step, timer = _step(op, starts, ends), Timer(device)
+        step, timer = _step(op, starts, ends, op.index in recording.backward.strided), Timer(device)
         with MemoryTrace(device) as trace:
             seconds = timer.once(step)
         if device.type == "cuda":  # that run has also loaded kernels and made the libraries' handles
@@ -162,7 +162,7 @@ def early_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device
         # Detached: a saved output has the node that saves it, which would keep it for ever.
         with saved_tensors_hooks(torch.Tensor.detach, copied):
             starts, ends = _apart(op, inputs, recording)
-            step = _step(op, starts, ends)
+            step = _step(op, starts, ends, op.index in recording.backward.strided)
             with MemoryTrace(device) as trace:
                 step()
     except Exception:  # there may be no memory for the copies
@@ -170,9 +170,16 @@ def early_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device
     return _beyond(trace, sum(copies) + _bytes_of(starts))
 
 
-def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Runs backward from `ends` to `starts`, as often as it is called. It keeps the last gradients."""
+def _step(
+    op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], strided: bool
+) -> Callable[[], None]:
+    """Runs backward from `ends` to `starts`, as often as it is called. It keeps the last gradients.
+
+    `strided`: the gradients of `ends` are not contiguous, so the step may copy them.
+    """
     gradients_of_ends, given = [end.detach() for end in ends], []
+    if strided:
+        gradients_of_ends = [_turned(each) for each in gradients_of_ends]
     if op.is_function:  # its backward may write to them
         gradients_of_ends = [gradient.clone() for gradient in gradients_of_ends]
 
@@ -181,6 +188,14 @@ def _step(op: RecordedOp, starts: Sequence[torch.Tensor], ends: Sequence[torch.T
         given[:] = torch.autograd.grad(ends, starts, gradients_of_ends, retain_graph=True, allow_unused=True)
 
     return step
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in another memory order, as heads and positions of attention are exchanged."""
+    if tensor.dim() < 2:
+        return tensor
+    first, second = (1, 2) if tensor.dim() > 2 else (0, 1)
+    return tensor.transpose(first, second).contiguous().transpose(first, second)
 
 
 def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+_RESHAPE = ("ViewBackward0", "UnsafeViewBackward0")  # the kinds of the nodes of `view` and `reshape`
 WRITE_TO_VIEW = "CopySlices"  # the kind of the node that autograd makes when a write to a view has run
 
 
@@ -72,6 +73,28 @@ class BackwardGraph:
     def writes_to_views(self) -> frozenset[int]:
         """The operators that write to a view of a tensor that has a gradient."""
         return frozenset(node.op for node in self.nodes if node.kind == WRITE_TO_VIEW and node.op is not None)
+
+    @functools.cached_property
+    def strided(self) -> frozenset[int]:
+        """The operators whose backward step gets a view that is not contiguous: of a larger gradient, or a turned one.
+
+        What several nodes give is added up, and what passes through a `view` is copied if it must be.
+        """
+        arriving: dict[tuple[int, int], list[tuple[int, Edge]]] = {}
+        for index, node in enumerate(self.nodes):
+            for edge in node.gives:
+                if edge is not None:
+                    arriving.setdefault((edge.node, edge.place), []).append((index, edge))
+        found: set[int] = set()
+        for index in reversed(range(len(self.nodes))):
+            ways = arriving.get((index, 0), [])
+            if len(ways) != 1 or not ways[0][1].is_passed_on or self.nodes[index].kind in _RESHAPE:
+                continue
+            giver, edge = ways[0]
+            is_part = self.nodes[giver].gets[0].nbytes != self.nodes[index].gets[0].nbytes
+            if is_part or edge.is_turned or giver in found:
+                found.add(index)
+        return frozenset(op for index in found if (op := self.nodes[index].op) is not None)
 
     @property
     def structure(self) -> Hashable:

@@ -256,3 +256,18 @@ class Saving(torch.autograd.Function):
 )
 def test_a_tensor_is_saved_by_the_operator_whose_backward_asks_for_it(block, expected):
     assert savers(block) == expected
+
+
+def strided(block):
+    recording = record(block, (tensor(),), {})
+    return [recording.ops[index].short_name for index in sorted(recording.backward.strided)]
+
+
+def test_operators_that_get_a_part_of_a_gradient_or_a_turned_one():
+    def block(x):
+        sum_of_two = x.exp()
+        joined = torch.cat([x.sin(), x.cos(), sum_of_two, sum_of_two], -1)
+        turned = (x.tanh() + 1.0).transpose(1, 2)
+        return joined.sigmoid(), turned.relu(), x.tan().view(-1), x.sqrt()
+
+    assert strided(block) == ["sin", "cos", "tanh", "add"]
