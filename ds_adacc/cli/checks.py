@@ -6,7 +6,6 @@ import importlib
 import os
 import platform
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,15 +74,15 @@ def findings() -> list[Finding]:
 
 
 def cache_size() -> dict[str, Any]:
-    """The profile cache at its default path: its "path", the file's "bytes", and how many "profiles" it holds.
+    """The profile cache at its default path: its "path", its "bytes", and how many "profiles" it holds.
 
-    Raises sqlite3.Error or OSError for a file that cannot be read.
+    Raises OSError for a folder that cannot be read.
     """
     from ds_adacc.profile.cache import ProfileCache, default_path
 
     path = default_path()
-    nbytes = path.stat().st_size if path.exists() else 0
-    return {"path": str(path), "bytes": nbytes, "profiles": ProfileCache(path).count()}
+    sizes = ProfileCache(path).sizes()
+    return {"path": str(path), "bytes": sum(sizes), "profiles": len(sizes)}
 
 
 def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
@@ -235,16 +234,14 @@ def _backend(name: str) -> str:
 def _cache() -> str:
     from ds_adacc.planner import human_bytes
 
+    remedy = "set XDG_CACHE_HOME to a folder that you may write to"
     try:
         size = cache_size()
-    except sqlite3.OperationalError:  # the disk or a lock is at fault
-        raise
-    except sqlite3.DatabaseError as error:
-        remedy = "nothing: the next run renames the file, and begins a new one"
+    except OSError as error:
         raise Absent(f"{type(error).__name__}: {error}", remedy) from error
-    folder = next(each for each in Path(size["path"]).absolute().parents if each.exists())
+    path = Path(size["path"]).absolute()
+    folder = next(each for each in (path, *path.parents) if each.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        remedy = "set XDG_CACHE_HOME to a folder that you may write to"
         raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal", remedy)
     count = size["profiles"]
     return f"{size['path']}, {human_bytes(size['bytes'])}, {count} profile{'' if count == 1 else 's'}"

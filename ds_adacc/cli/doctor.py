@@ -68,7 +68,7 @@ def _wanting(found: Sequence[Finding]) -> str:
 
 
 def _cache() -> dict[str, Any] | None:
-    """None for a file that cannot be read, or where a package is missing; then a finding says why."""
+    """None for a folder that cannot be read, or where a package is missing; then a finding says why."""
     try:
         return cache_size()
     except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, field_validator
 
@@ -19,14 +19,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(allow_inf_nan=False, frozen=True)
 
 
-class _Timed(_Part):
+class JournalEvent(_Part):
+    """An event of one of the `KINDS`."""
+
     time: datetime
 
 
-class Started(_Timed):
+class Started(JournalEvent):
     """A run began."""
 
-    event: Literal["start"]
     ranks: Count
     device: str
     versions: dict[str, str]
@@ -35,10 +36,9 @@ class Started(_Timed):
     blocks: list[str]
 
 
-class PlanMade(_Timed):
+class PlanMade(JournalEvent):
     """A plan is in force from `step` on. Bytes and seconds; `block_types` says what it does with each value."""
 
-    event: Literal["plan"]
     step: Count
     reason: str
     budget: Count | None
@@ -83,10 +83,9 @@ class DeviceBytes(_Part):
     expandable: bool
 
 
-class Observed(_Timed):
+class Observed(JournalEvent):
     """What a step took: bytes held, peak bytes, and seconds; the last two are None if they were not measured."""
 
-    event: Literal["observed"]
     step: Count
     held: Compared
     peak: Compared | None
@@ -94,35 +93,32 @@ class Observed(_Timed):
     device: DeviceBytes | None = None
 
 
-class Rectified(_Timed):
+class Rectified(JournalEvent):
     """The rectifier looked at the outliers, and asked for a new plan or did not."""
 
-    event: Literal["rectifier"]
     step: Count
     reason: str
     replanned: bool
     changed: Count
 
 
-class GradientErrors(_Timed):
+class GradientErrors(JournalEvent):
     """The gradient errors of policies were measured in a step, of each block, which is told by its name."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)  # earlier versions wrote numbers in place of names
 
-    event: Literal["gradient_errors"]
     step: Count
     bound: float
     errors: list[tuple[str, float]]
 
 
-class Refused(_Timed):
+class Refused(JournalEvent):
     """No plan fits the budget, and `engine.step` raised the error with this text."""
 
-    event: Literal["refused"]
     text: str
 
 
-_KINDS = {
+KINDS: dict[str, type[JournalEvent]] = {  # by what `event` is in the journal
     "start": Started,
     "plan": PlanMade,
     "observed": Observed,
@@ -131,17 +127,15 @@ _KINDS = {
     "refused": Refused,
 }
 
-JournalEvent = Started | PlanMade | Observed | Rectified | GradientErrors | Refused
-
 
 def load(path: Path) -> list[JournalEvent]:
-    """The events of a journal, in order; those of another kind than the above are left out.
+    """The events of a journal, in order; those of another kind are left out.
 
     Raises JournalError, naming file and line, for a journal that cannot be read or an event with a bad field.
     """
     events = []
     for number, fields in enumerate(read(path), start=1):
-        if kind := _KINDS.get(fields["event"]):
+        if kind := KINDS.get(fields["event"]):
             try:
                 events.append(kind.model_validate(fields))
             except ValidationError as error:

@@ -19,6 +19,7 @@ from ds_adacc.report.grid import table
 from ds_adacc.report.screen import brief_tables, heading, remarks_on
 from ds_adacc.report.tables import baselines_grid, decision_tables
 
+_PLURALS = {"start": "starts", "plan": "plans"}  # kinds of events that the document calls so
 _COMPARED = {"held": "the batch of that step", "peak": "the planned batch", "seconds": "the timed calls"}  # of what
 _HOW_COMPARED = """\
 held is what that step held when backward began, and was planned for its batch.
@@ -57,17 +58,9 @@ def run(arguments: argparse.Namespace) -> Answer:
 
 def _document(path: Path, happened: Sequence[events.JournalEvent]) -> dict[str, Any]:
     """The events of each kind, as in the journal; observations with their relative differences."""
-    kinds: dict[str, type[events.JournalEvent]] = {
-        "starts": events.Started,
-        "plans": events.PlanMade,
-        "observed": events.Observed,
-        "rectifier": events.Rectified,
-        "gradient_errors": events.GradientErrors,
-        "refused": events.Refused,
-    }
     plain = {
-        name: [event.model_dump(mode="json", exclude={"event"}) for event in _of(kind, happened)]
-        for name, kind in kinds.items()
+        _PLURALS.get(name, name): [event.model_dump(mode="json") for event in _of(kind, happened)]
+        for name, kind in events.KINDS.items()
     }
     return {"journal": str(path), **plain}
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
-import sqlite3
+import uuid
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,26 +21,17 @@ from ds_adacc.config import AdaccConfig
 from ds_adacc.environment import cache_folder, device_name, versions
 from ds_adacc.log import get_logger
 
-BUSY_SECONDS = 10.0  # how long to wait for another process's lock
-APPLICATION_ID = 0x41444143  # "ADAC": marks the SQLite file as ours
-SCHEMA_VERSION = 1
-
-_SCHEMA = "CREATE TABLE profiles (key TEXT PRIMARY KEY, description TEXT, saved TEXT, profile TEXT NOT NULL)"
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
+_SUFFIX = ".json"
 _SOURCES = (".py", ".cu", ".cuh")
 _ROOM = Path(__file__).parent
-_PROFILE = TypeAdapter(planner.Profile)
-
-# application_id, user_version and number of tables
-_NEW = (0, 0, 0)
-_OURS = (APPLICATION_ID, SCHEMA_VERSION, 1)
 
 Result = TypeVar("Result")
 
 
 def default_path() -> Path:
-    """`profiles.sqlite` in the user's cache folder."""
-    return cache_folder() / "profiles.sqlite"
+    """`profiles`, a folder in the user's cache folder."""
+    return cache_folder() / "profiles"
 
 
 def profile_key(
@@ -86,151 +76,91 @@ def _sources_digest(folder: Path) -> str:
 
 
 def describe(device: torch.device) -> str:
-    """Device and versions in words, for a person who opens the file."""
+    """Device and versions in words, for a person who opens a file."""
     return f"{device_name(device)}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-class ProfileCache:
-    """Profiles by key, in an SQLite file that any number of processes may use at once.
+@dataclass(frozen=True)
+class _Kept:
+    """What a file holds. All but the profile is for a person who opens it."""
 
-    Rule P8: the cache never stops a run. If the disk or the lock fails, it warns once, and this process no longer uses
-    the file. A file that is damaged, or that another program or another version wrote, is renamed, and an empty one
-    takes its place. Each operation opens a connection of its own, so that no connection crosses a fork.
+    description: str
+    saved: str
+    profile: planner.Profile
+
+
+_KEPT = TypeAdapter(_Kept)
+
+
+class ProfileCache:
+    """Profiles by key, each a JSON file in one folder, which any number of processes may use at once.
+
+    No lock is needed, as network file systems often have none that works: a file is written under another name, then
+    renamed, so that nobody reads half of it, and the one renamed last counts. Another version has other keys.
+
+    Rule P8: the cache never stops a run. If the disk fails, it warns once, and this process no longer uses the folder.
+    A damaged file counts as none until its profile is saved again.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._failed = False
 
     def load(self, key: str) -> planner.Profile | None:
         """The profile saved under `key`, or None."""
-        return self._attempt(lambda connection: _read(connection, key))
+        return self._attempt(lambda: _read(self._path(key)))
 
     def save(self, key: str, profile: planner.Profile, description: str = "") -> None:
         """Keep `profile` under `key` in place of an earlier one. `description` is for a person who opens the file."""
         saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        row = (key, description, saved, _PROFILE.dump_json(profile).decode())
-        self._attempt(lambda connection: connection.execute("INSERT OR REPLACE INTO profiles VALUES (?, ?, ?, ?)", row))
+        content = _KEPT.dump_json(_Kept(description, saved, profile))
+        self._attempt(lambda: _write(self._path(key), content))
 
-    def count(self) -> int:
-        """How many profiles the file holds; 0 if there is no file. Writes nothing. Raises sqlite3.Error if it cannot
-        read the file, and sqlite3.DatabaseError if the file is not a cache of this version."""
-        if not self._path.exists():
-            return 0
-        address = f"{self._path.resolve().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, timeout=BUSY_SECONDS, uri=True)) as connection:
-            if (identity := _identity(connection)) == _NEW:
-                return 0
-            _check(identity)
-            return connection.execute("SELECT count(*) FROM profiles").fetchone()[0]
+    def sizes(self) -> list[int]:
+        """The bytes of each profile's file. Writes nothing. Raises OSError for a folder that cannot be read."""
+        if not self._folder.exists():
+            return []
+        return [path.stat().st_size for path in self._folder.iterdir() if path.suffix == _SUFFIX]
 
-    def _attempt(self, operation: Callable[[sqlite3.Connection], Result]) -> Result | None:
-        """What `operation` returns; None if the file cannot be used, with a warning the first time."""
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{_SUFFIX}"
+
+    def _attempt(self, operation: Callable[[], Result]) -> Result | None:
+        """What `operation` returns; None if the folder cannot be used, with a warning the first time."""
         if self._failed:
             return None
         try:
-            try:
-                return self._run(operation)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._set_aside()
-                return self._run(operation)
-        except (sqlite3.Error, OSError) as error:
+            return operation()
+        except OSError as error:
             self._failed = True
             text = (
                 "the profile cache %s cannot be used (%s): from now on this run measures every new block and keeps no "
                 "profile. Set XDG_CACHE_HOME to another folder that can be written to, or make room there"
             )
-            get_logger().warning(text, self._path, str(error))
+            get_logger().warning(text, self._folder, str(error))
             return None
 
-    def _run(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(_connect(self._path)) as connection:
-            _prepare(connection)
-            return operation(connection)
 
-    def _set_aside(self) -> None:
-        """Rename the file, unless another process has done so by now."""
-        # The lock is an SQLite file: waiting for it has a time limit, and it is free again when its holder dies.
-        with closing(_connect(self._path.with_name(f"{self._path.name}.lock"))) as lock:
-            lock.execute("BEGIN EXCLUSIVE")
-            if damage := self._damage():
-                aside = _free_name(self._path)
-                os.replace(self._path, aside)
-                text = (
-                    "the profile cache %s is damaged, or another version wrote it (%s): it was renamed to %s, which "
-                    "you may delete; a new file takes its place, and blocks are measured again"
-                )
-                get_logger().warning(text, self._path, damage, aside)
-
-    def _damage(self) -> str | None:
-        try:
-            return self._run(_fault)
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-            return str(error)
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """A connection on which each statement is a transaction of its own."""
-    return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-
-
-def _free_name(path: Path) -> Path:
-    """The first of path.bad, path.bad1, path.bad2, ... that does not exist yet."""
-    names = (path.with_name(f"{path.name}.bad{number or ''}") for number in itertools.count())
-    return next(name for name in names if not name.exists())
-
-
-def _prepare(connection: sqlite3.Connection) -> None:
-    """Make the table in a new file. Raises sqlite3.DatabaseError for a database that is not ours."""
-    if _identity(connection) == _NEW:
-        connection.execute("BEGIN IMMEDIATE")  # takes the lock: another process may have made the table just now
-        if _identity(connection) == _NEW:
-            connection.execute(_SCHEMA)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    _check(_identity(connection))
-
-
-def _identity(connection: sqlite3.Connection) -> tuple[int, ...]:
-    tables = "SELECT count(*) FROM sqlite_master WHERE type = 'table'"
-    queries = ("PRAGMA application_id", "PRAGMA user_version", tables)
-    return tuple(connection.execute(query).fetchone()[0] for query in queries)
-
-
-def _check(identity: tuple[int, ...]) -> None:
-    if identity != _OURS:
-        raise sqlite3.DatabaseError(f"application_id, user_version and number of tables are {identity}, not {_OURS}")
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file's content is at fault. For disks, locks and statements sqlite3 raises a subclass."""
-    return type(error) is sqlite3.DatabaseError
-
-
-def _fault(connection: sqlite3.Connection) -> str | None:
-    (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    return None if verdict == "ok" else verdict.splitlines()[-1]
-
-
-def _read(connection: sqlite3.Connection, key: str) -> planner.Profile | None:
-    # As bytes: sqlite3 raises an error of its own for a text that damage has made no UTF-8.
-    row = connection.execute("SELECT CAST(profile AS BLOB) FROM profiles WHERE key = ?", (key,)).fetchone()
-    if row is None:
-        return None
+def _read(path: Path) -> planner.Profile | None:
     try:
-        return _PROFILE.validate_json(row[0])
-    except ValidationError as error:
-        # The text is compared too: another process may have put a good profile in its place.
-        connection.execute("DELETE FROM profiles WHERE key = ? AND CAST(profile AS BLOB) = ?", (key, row[0]))
-        text = "a profile in the cache is damaged (%s): it was deleted, and its block is measured again"
-        get_logger().warning(text, _first(error))
+        return _KEPT.validate_json(path.read_bytes()).profile
+    except FileNotFoundError:
         return None
+    except ValidationError as error:
+        # Not deleted: another process may have put a good one in its place by now.
+        text = "a profile in the cache is damaged (%s): its block is measured again, and %s is then replaced"
+        get_logger().warning(text, _first(error), path)
+        return None
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a process of another machine may have this one's number
+    try:
+        new.write_bytes(content)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def _first(error: ValidationError) -> str:

@@ -9,7 +9,8 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `guards`: marks of Python values, of whatever kind; `tensor_marks`: those of tensors; `identity`: those by identity.
 * `changes`: which marks differ from those of another call, and whether they are only numbers and containers;
   `guard_history`: which of them decide nothing, and which change too often, as earlier recordings tell.
-* `function_marks`: what of a function, or of an attribute of a class, may change.
+* `function_marks`: what of a function, or of an attribute of a class, may change; `covered`: the forward that a runtime
+  has put on a block, told from the user's own.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `held_tensors`: tensors in a module's lists, dicts and objects, and inside its quantized weights.
 * `content`: what one Python object holds, or why that cannot be read.

@@ -10,8 +10,8 @@ from typing import Any
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.content import SCALARS, contents_of, is_library, mark_of_number
+from ds_adacc.python_state.covered import covered_by
 
-_WRAPPER = "ds_adacc.runtime.wrap"
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
 
 
@@ -68,8 +68,9 @@ def wrapped_in(function: Any) -> list[types.FunctionType]:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    if isinstance(function, types.FunctionType) and function.__globals__.get("__name__") == _WRAPPER:
-        yield from function.__dict__.get("covered", ())  # a forward of the block's own; that of its class is read there
+    covered = covered_by(function)
+    if covered is not None and covered.is_of(function):
+        yield covered.own  # that of the block's class is read there
         return
     for cell in getattr(function, "__closure__", None) or ():
         yield from contents_of(cell)

@@ -9,6 +9,7 @@ import traceback
 
 from ds_adacc.python_state.content import is_library, is_trusted
 from ds_adacc.python_watch.watch import Watch
+from ds_adacc.runtime import plain_calls
 
 _CHECKPOINTS = {  # modules, and what to do about a call of each
     "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",
@@ -21,7 +22,6 @@ _OF_PACKAGES = (
     "model.gradient_checkpointing_disable())"
 )
 _ENTRIES = {"checkpoint", "non_reentrant_checkpoint", "checkpoint_sequential"}  # their functions that users call
-_OWN = "ds_adacc.runtime.plain_calls"
 
 
 class CheckpointedTwice(RuntimeError):
@@ -33,7 +33,7 @@ def refuse_checkpointed(name: str) -> None:
     frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
     for frame in frames:
         module = frame.f_globals.get("__name__")
-        if module == _OWN:
+        if module == plain_calls.__name__:
             return  # a block of another engine calls this one, and torch checkpoints that in place of ds_adacc
         if module in _CHECKPOINTS and frame.f_code.co_name in _ENTRIES:
             user = next((each for each in frames if not is_trusted(str(each.f_globals.get("__name__")))), None)

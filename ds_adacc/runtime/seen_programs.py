@@ -13,6 +13,7 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.program.signature import apart
+from ds_adacc.python_state.covered import covered_by
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.identity import identity_mark, without_identity
 from ds_adacc.sizes.symbolic_types import SymbolicType
@@ -97,7 +98,7 @@ def _marks(guards: Guards, of_all: Sequence[Guards]) -> Hashable:
 def _is_wrapper(mark: Hashable) -> bool:
     """Whether it is that of the forward which `wrap` has put on a block: each has its own."""
     forward = mark() if isinstance(mark, weakref.ref) else None
-    return isinstance(forward, types.FunctionType) and hasattr(forward, "covered")
+    return isinstance(forward, types.FunctionType) and covered_by(forward) is not None
 
 
 def _counts(name: str, mark: Hashable, of_all: Sequence[Mapping[str, Hashable]]) -> bool:

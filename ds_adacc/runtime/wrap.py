@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ds_adacc.program.module_class import class_name, name_in_model
+from ds_adacc.python_state.covered import cover, covered_by
 from ds_adacc.runtime.compiled_blocks import is_compiled
 from ds_adacc.runtime.runtime import Runtime
 
@@ -33,9 +34,9 @@ def unwrap_blocks(modules: Iterable[nn.Module]) -> Callable[[], None]:
     wrapped = [(module, attribute, vars(module)[attribute]) for module in modules for attribute in _wrapped(module)]
     for module, attribute, method in wrapped:
         delattr(module, attribute)
-        (own,) = method.covered
-        if own is not None:
-            setattr(module, attribute, own)
+        covered = covered_by(method)
+        if covered is not None and covered.own is not None:
+            setattr(module, attribute, covered.own)
 
     def wrap_again() -> None:
         for module, attribute, method in wrapped:
@@ -74,7 +75,7 @@ def call_asked(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _wrapped(module: nn.Module) -> list[str]:
     """The attributes of the module that `wrap_blocks` has set."""
     attributes = ("forward", "_compiled_call_impl")
-    return [attribute for attribute in attributes if hasattr(vars(module).get(attribute), "covered")]
+    return [attribute for attribute in attributes if covered_by(vars(module).get(attribute))]
 
 
 def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> Callable[..., Any]:
@@ -95,7 +96,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
             runtime.warnings.compiled_around(class_name(module))
         return _run(runtime, self, name, bound_to, args, kwargs)
 
-    forward.covered = (own,)  # type: ignore[attr-defined]
+    cover(forward, own)
     forward.runtime = runtime  # type: ignore[attr-defined]
     return forward
 

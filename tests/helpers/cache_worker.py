@@ -16,3 +16,4 @@ def save_many(path, number, barrier):
     barrier.wait()
     for index in range(50):
         cache.save(f"{number}-{index}", profile(index))
+        cache.save("both", profile(index))

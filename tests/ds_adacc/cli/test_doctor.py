@@ -55,7 +55,7 @@ def test_this_environment_is_fine(document):
     assert found["CBC"]["detail"].startswith("solves a model in ")
     for name in ("reference", "cpu"):
         assert found[f"backend {name}"] == {"fine": True, "required": True, "detail": "runs here", "remedy": ""}
-    size = default_path().stat().st_size
+    size = (default_path() / "key.json").stat().st_size
     assert told["cache"] == {"path": str(default_path()), "bytes": size, "profiles": 1}
 
 
@@ -221,17 +221,18 @@ def test_the_solver_is_asked_something_that_needs_a_search(monkeypatch):
     assert asked[0].added_seconds == 2.0 and asked[0].proven_optimal
 
 
-def test_a_damaged_cache_is_told_of_and_left_alone(document, monkeypatch):
+def test_a_file_in_place_of_the_cache_is_told_of_and_left_alone(document, monkeypatch):
     path = default_path()
     path.parent.mkdir()
-    path.write_bytes(b"not a database" * 400)
+    path.write_bytes(b"not a folder")
     finding = checks.finding_of("profile cache", checks._cache)
-    remedy = "nothing: the next run renames the file, and begins a new one"
-    assert finding == Finding("profile cache", False, False, "DatabaseError: file is not a database", remedy)
+    remedy = "set XDG_CACHE_HOME to a folder that you may write to"
+    told = f"NotADirectoryError: [Errno 20] Not a directory: '{path}'"
+    assert finding == Finding("profile cache", False, False, told, remedy)
     monkeypatch.setattr("ds_adacc.cli.doctor.findings", lambda: [finding])
     code, told = document("doctor")
     assert (code, told["fine"], told["cache"]) == (0, True, None)
-    assert path.read_bytes() == b"not a database" * 400
+    assert path.read_bytes() == b"not a folder"
 
 
 def test_a_cache_folder_that_cannot_be_made_is_told_of(cache):

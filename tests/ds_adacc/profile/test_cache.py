@@ -1,12 +1,11 @@
 """Profiles come back equal, whatever other processes do, and no file or disk stops a run."""
 
 import ast
+import errno
+import json
 import multiprocessing
 import os
 import shutil
-import sqlite3
-from contextlib import closing
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,38 +17,20 @@ from forks import start
 from ds_adacc import environment, kernels
 from ds_adacc.config import load
 from ds_adacc.profile import cache
-from ds_adacc.profile.cache import APPLICATION_ID, SCHEMA_VERSION, ProfileCache, default_path, describe, profile_key
+from ds_adacc.profile.cache import ProfileCache, default_path, describe, profile_key
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "cache" / "profiles.sqlite"
+    return tmp_path / "cache" / "profiles"
 
 
 @pytest.fixture
 def warnings(caplog):
     caplog.set_level("WARNING", logger="ds_adacc")
     return lambda: [record.getMessage() for record in caplog.records]
-
-
-def execute(path, *statements):
-    path.parent.mkdir(exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        return [connection.execute(*statement).fetchall() for statement in statements]
-
-
-def refuse(monkeypatch, statement):
-    """Every connection begins with a statement that makes a disk of it that fails."""
-    connect = cache._connect
-
-    def connected(path):
-        connection = connect(path)
-        connection.execute(statement)
-        return connection
-
-    monkeypatch.setattr(cache, "_connect", connected)
 
 
 def test_a_profile_comes_back_equal(path, warnings):
@@ -63,7 +44,8 @@ def test_the_last_one_saved_counts(path):
     kept.save("key", profile(1.0))
     kept.save("key", profile(2.0))
     assert kept.load("key") == profile(2.0)
-    assert kept.count() == 1
+    assert [entry.name for entry in path.iterdir()] == ["key.json"]
+    assert kept.sizes() == [(path / "key.json").stat().st_size]
 
 
 def test_a_key_that_was_never_saved_is_a_miss(path, warnings):
@@ -74,27 +56,28 @@ def test_a_key_that_was_never_saved_is_a_miss(path, warnings):
     assert warnings() == []
 
 
-def test_people_can_read_a_row(path):
+def test_people_can_read_a_file(path):
     ProfileCache(path).save("key", profile(), describe(CPU))
-    ((row,),) = execute(path, ["SELECT key, description, saved, profile FROM profiles"])
-    assert row[0] == "key"
-    assert row[1].startswith(f"{environment.device_name(CPU)}; ds_adacc ")
-    assert f"torch {environment.installed('torch')}" in row[1]
-    assert datetime.fromisoformat(row[2]).utcoffset().total_seconds() == 0
-    assert row[3].startswith('{"graph":{"values":[{"name":"x","role":"block_input","nbytes":64')
+    content = (path / "key.json").read_text()
+    row = json.loads(content)
+    assert list(row) == ["description", "saved", "profile"]
+    assert row["description"].startswith(f"{environment.device_name(CPU)}; ds_adacc ")
+    assert f"torch {environment.installed('torch')}" in row["description"]
+    assert datetime.fromisoformat(row["saved"]).utcoffset().total_seconds() == 0
+    assert '"profile":{"graph":{"values":[{"name":"x","role":"block_input","nbytes":64' in content
 
 
 def test_counting_makes_no_file(path):
-    assert ProfileCache(path).count() == 0
+    assert ProfileCache(path).sizes() == []
     assert not path.parent.exists()
 
 
 def test_the_default_is_in_the_cache_folder(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_path() == Path("/somewhere/ds_adacc/profiles.sqlite")
+    assert default_path() == Path("/somewhere/ds_adacc/profiles")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert default_path() == Path("/home/me/.cache/ds_adacc/profiles.sqlite")
+    assert default_path() == Path("/home/me/.cache/ds_adacc/profiles")
 
 
 def key(digest="d", code="c", offers=((), ("outlier",)), **section):
@@ -218,108 +201,41 @@ def test_another_device_changes_the_key(monkeypatch):
     assert environment.device_name(torch.device("cuda", 1)) == "a GPU named cuda:1"
 
 
-def damaged(path):
-    path.parent.mkdir()
-    path.write_bytes(b"not a database" * 400)
-    return "file is not a database"
-
-
-def foreign(path):
-    execute(path, ["CREATE TABLE theirs (x)"], ["PRAGMA application_id = 7"])
-    return f"are (7, 0, 1), not ({APPLICATION_ID}, {SCHEMA_VERSION}, 1)"
-
-
-def unmarked(path):
-    execute(path, ["CREATE TABLE theirs (x)"])
-    return f"are (0, 0, 1), not ({APPLICATION_ID}, {SCHEMA_VERSION}, 1)"
-
-
-def older(path):
-    ProfileCache(path).save("key", profile())
-    execute(path, ["PRAGMA user_version = 0"])
-    return f"are ({APPLICATION_ID}, 0, 1), not ({APPLICATION_ID}, {SCHEMA_VERSION}, 1)"
-
-
-def overwritten(path):
-    """Sound at its head only: what is wrong shows when a row is read."""
-    ProfileCache(path).save("key", profile())
-    content = bytearray(path.read_bytes())
-    content[4096:] = b"\xff" * (len(content) - 4096)
-    path.write_bytes(content)
-    return "(Page 2: "
-
-
-@pytest.mark.parametrize("spoil", [damaged, foreign, unmarked, older, overwritten])
-def test_a_file_that_cannot_be_used_is_moved_aside(spoil, path, warnings):
-    reason = spoil(path)
-    before = path.read_bytes()
-    kept = ProfileCache(path)
-    assert kept.load("key") is None
-    aside = path.with_name("profiles.sqlite.bad")
-    assert aside.read_bytes() == before
-    (warning,) = warnings()
-    assert (
-        warning.startswith(f"the profile cache {path} is damaged, or another version wrote it (") and reason in warning
-    )
-    assert f"): it was renamed to {aside}, which you may delete; " in warning
-    kept.save("key", profile())
-    assert ProfileCache(path).load("key") == profile()
-    assert len(warnings()) == 1
-
-
-def test_what_was_moved_aside_is_never_written_over(path):
-    path.parent.mkdir()
-    for content in (b"first" * 200, b"second" * 200):
-        path.write_bytes(content)
-        ProfileCache(path).save("key", profile())
-    assert path.with_name("profiles.sqlite.bad").read_bytes() == b"first" * 200
-    assert path.with_name("profiles.sqlite.bad1").read_bytes() == b"second" * 200
-
-
-def test_counting_leaves_a_damaged_file_alone(path):
-    damaged(path)
-    with pytest.raises(sqlite3.DatabaseError, match="file is not a database"):
-        ProfileCache(path).count()
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+def changed(old, new):
+    return lambda good: good.replace(old, new)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("spoil", "told"),
     [
-        ("[0.25]", "[NaN]", "op_seconds of op 'gelu' is nan; it must be finite and non-negative"),
-        ("[0.25]", "[1" + 400 * "0" + "]", "op_seconds of op 'gelu' is inf"),
-        ('"graph"', '"grape"', "(graph: Field required)"),
-        ('{"graph"', '["graph"', "Invalid JSON"),
-        ('"role"', '"rule"', "role: Field required)"),
+        (lambda good: b"", "Invalid JSON"),
+        (lambda good: good[:-1], "Invalid JSON"),
+        (lambda good: b"not a profile" * 400, "Invalid JSON"),
+        (lambda good: good[:100] + b"\xff" * (len(good) - 100), "Invalid JSON"),
+        (changed(b"[0.25]", b"[NaN]"), "op_seconds of op 'gelu' is nan; it must be finite and non-negative"),
+        (changed(b"[0.25]", b"[1" + 400 * b"0" + b"]"), "op_seconds of op 'gelu' is inf"),
+        (changed(b'"graph"', b'"grape"'), "(profile.graph: Field required)"),
+        (changed(b'{"graph"', b'["graph"'), "Invalid JSON"),
+        (changed(b'"role"', b'"rule"'), "role: Field required)"),
+        (lambda good: b'{"of": "another program"}', "Field required)"),
     ],
 )
-def test_a_bad_row_alone_is_deleted(old, new, told, path, warnings):
+def test_a_damaged_file_alone_is_begun_anew(spoil, told, path, warnings):
     kept = ProfileCache(path)
     kept.save("bad", profile())
     kept.save("good", profile())
-    execute(path, ["UPDATE profiles SET profile = replace(profile, ?, ?) WHERE key = 'bad'", (old, new)])
+    bad = path / "bad.json"
+    content = spoil(bad.read_bytes())
+    assert content != bad.read_bytes()
+    bad.write_bytes(content)
     assert kept.load("bad") is None
     (warning,) = warnings()
     assert warning.startswith("a profile in the cache is damaged (") and told in warning and "\n" not in warning
+    assert warning.endswith(f"): its block is measured again, and {bad} is then replaced")
+    assert bad.read_bytes() == content
     assert kept.load("good") == profile()
-    assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
-    assert len(warnings()) == 1
-
-
-def test_a_row_that_a_flipped_bit_has_made_no_utf_8_is_deleted_alone(path, warnings):
-    kept = ProfileCache(path)
-    kept.save("good", profile())
-    kept.save("bad", replace(profile(), noise=0.0625))
-    content = path.read_bytes()
-    at = content.index(b'"noise":0.0625') + 1
-    path.write_bytes(content[:at] + bytes([content[at] | 0x80]) + content[at + 1 :])
-    assert kept.load("bad") is None
-    (warning,) = warnings()
-    assert warning.startswith("a profile in the cache is damaged (")
-    assert kept.load("good") == profile()
-    assert execute(path, ["SELECT key FROM profiles"]) == [[("good",)]]
     kept.save("bad", profile())
-    assert kept.load("bad") == profile()
+    assert ProfileCache(path).load("bad") == profile()
     assert len(warnings()) == 1
 
 
@@ -331,7 +247,7 @@ def unusable(path, reason):
 
 
 def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
-    path = Path("/proc/ds_adacc/profiles.sqlite")  # where not even root may write
+    path = Path("/proc/ds_adacc/profiles")  # where not even root may write
     kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
@@ -341,88 +257,60 @@ def test_a_folder_that_cannot_be_made_is_one_warning(warnings):
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_one_warning(path, warnings):
-    path.parent.mkdir(mode=0o500)
+    path.mkdir(mode=0o500, parents=True)
     kept = ProfileCache(path)
     assert kept.load("key") is None
     kept.save("key", profile())
-    assert warnings() == [unusable(path, "unable to open database file")]
+    (warning,) = warnings()
+    assert warning.startswith(f"the profile cache {path} cannot be used ([Errno 13] Permission denied: ")
+    assert list(path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("statement", "told"),
-    [
-        ("PRAGMA query_only = 1", "attempt to write a readonly database"),
-        ("PRAGMA max_page_count = 1", "database or disk is full"),
-    ],
-)
-def test_a_disk_that_takes_nothing_is_one_warning(statement, told, path, warnings, monkeypatch):
+def test_a_file_where_the_folder_would_be_is_one_warning(path, warnings):
+    path.parent.mkdir()
+    path.write_bytes(b"not a folder")
+    kept = ProfileCache(path)
+    assert kept.load("key") is None
+    kept.save("key", profile())
+    assert warnings() == [unusable(path, f"[Errno 20] Not a directory: '{path / 'key.json'}'")]
+    assert path.read_bytes() == b"not a folder"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_takes_nothing_is_one_warning(number, path, warnings, monkeypatch):
+    """It may take some of the file before it fails."""
+
+    def write(self, content):
+        with open(self, "wb") as file:
+            file.write(content[:100])
+        raise OSError(number, os.strerror(number))
+
     ProfileCache(path).save("key", profile())
-    refuse(monkeypatch, statement)
+    monkeypatch.setattr(Path, "write_bytes", write)
     kept = ProfileCache(path)
     assert kept.load("key") == profile()
-    kept.save("other", large_profile())
+    kept.save("key", profile(2.0))
     kept.save("other", profile())
     assert kept.load("key") is None
-    assert warnings() == [unusable(path, told)]
-
-
-def large_profile():
-    """A profile whose row needs pages of its own."""
-    small = profile()
-    long = replace(small.graph.ops[0], name="gelu" * 10_000)
-    return replace(small, graph=replace(small.graph, ops=(long,)))
-
-
-def test_a_lock_that_does_not_come_free_is_one_warning(path, warnings, monkeypatch):
-    ProfileCache(path).save("key", profile())
-    monkeypatch.setattr(cache, "BUSY_SECONDS", 0.05)
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        kept = ProfileCache(path)
-        assert kept.load("key") is None
-        other.execute("COMMIT")
-    kept.save("key", profile())
-    assert warnings() == [unusable(path, "database is locked")]
-
-
-def test_a_lock_is_waited_for_ten_seconds():
-    assert cache.BUSY_SECONDS == 10
+    assert warnings() == [unusable(path, f"[Errno {number}] {os.strerror(number)}")]
+    assert [entry.name for entry in path.iterdir()] == ["key.json"]
+    assert ProfileCache(path).load("key") == profile()
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("content", [None, b"not a database" * 400])
-def test_two_processes_save_at_once(content, path):
-    if content:
-        path.parent.mkdir()
-        path.write_bytes(content)
+def test_two_processes_save_at_once(path, warnings):
+    """A third one reads what both write: it never sees half of a file."""
+    kept, seen = ProfileCache(path), []
+    kept.save("both", profile())
     barrier = multiprocessing.get_context("forkserver").Barrier(2)
     children = [start(save_many, path, number, barrier) for number in range(2)]
-    for child in children:
-        child.join(120)
+    while any(child.exitcode is None for child in children):
+        seen.append(kept.load("both"))
     assert [child.exitcode for child in children] == [0, 0]
-    kept = ProfileCache(path)
-    assert kept.count() == 100
+    assert None not in seen and len({each.op_seconds for each in seen}) > 1
+    assert kept.load("both") == profile(49)
     assert all(kept.load(f"{number}-{i}") == profile(i) for number in range(2) for i in range(50))
-    aside = sorted(path.parent.glob("*.bad*"))
-    assert [entry.read_bytes() for entry in aside] == ([content] if content else [])
-
-
-def test_a_file_rebuilt_by_another_process_stays(path, warnings, monkeypatch):
-    damaged(path)
-    run, first = ProfileCache._run, []
-
-    def after_another(self, operation):
-        try:
-            return run(self, operation)
-        except sqlite3.DatabaseError:
-            if not first:
-                first.append(True)
-                path.unlink()
-                ProfileCache(path).save("key", profile())
-            raise
-
-    monkeypatch.setattr(ProfileCache, "_run", after_another)
-    assert ProfileCache(path).load("key") == profile()
+    assert len(kept.sizes()) == len(list(path.iterdir())) == 101
     assert warnings() == []
 
 

@@ -1,5 +1,6 @@
 """Wrapped blocks stay ordinary modules: they can be copied, saved, and wrapped anew."""
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -10,11 +11,14 @@ import pytest
 import torch
 import zoo
 from torch import nn
+from torch.utils._contextlib import context_decorator
 
 from ds_adacc.config import load
+from ds_adacc.python_state.covered import covered_by
+from ds_adacc.python_state.function_marks import wrapped_in
 from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
 
 
 @pytest.fixture
@@ -108,3 +112,33 @@ def test_a_forward_of_the_instance_is_run_and_given_back(model):
     unwrap_blocks(model)
     assert model[0].forward is forward
     assert "forward" not in vars(model[1])
+
+
+@pytest.mark.parametrize("covered", [True, (None,), None])
+def test_a_forward_of_the_users_own_with_an_attribute_covered_is_not_taken_for_a_runtimes(model, covered):
+    """A program may mark its functions as it likes, as by how far its tests cover them."""
+
+    def forward(x):
+        return zoo.GPTBlock.forward(model[0], x)
+
+    forward.covered = covered
+    model[0].forward = forward
+    assert not is_wrapped(model[0])
+    runtime = wrapped(model)
+    assert is_wrapped(model[0]) and forward.covered is covered
+    model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True)).sum().backward()
+    assert runtime.calls == 2
+    unwrap_blocks(model)
+    assert model[0].forward is forward
+
+
+def test_what_a_librarys_decorator_holds_is_found_though_it_has_the_attributes_of_the_wrapped_forward(model):
+    @contextlib.contextmanager
+    def around():
+        yield
+
+    wrapped(model)
+    decorated = context_decorator(around, model[0].forward)
+    assert covered_by(decorated) is covered_by(model[0].forward) is not None
+    assert wrapped_in(model[0].forward.__func__) == []
+    assert wrapped_in(decorated) == [around.__wrapped__]
