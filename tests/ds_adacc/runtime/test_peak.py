@@ -162,9 +162,8 @@ class Rotated(nn.Module):
 @pytest.mark.parametrize("kept_from", [0, 1, 7])
 @pytest.mark.parametrize(("codecs", "budget"), [("none", 1.0), ("none", 0.8), ("paper", 0.7)])
 def test_nor_does_one_within_a_block(codecs, budget, kept_from):
-    config = load({"adacc": {"codecs": codecs, "memory_budget": budget}})
-    runtime = Runtime(config, stepped=True)
-    model = TwoLosses(Adacc(config, runtime), kept_from, Rotated, layers=1)
+    runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": budget}}), stepped=True)
+    model = TwoLosses(Adacc(runtime), kept_from, Rotated, layers=1)
     for _ in range(kept_from + 4):
         model.step(runtime.checkpoint)
     plan = runtime.controller.plan
@@ -176,9 +175,8 @@ def test_nor_does_one_within_a_block(codecs, budget, kept_from):
 
 
 def test_a_step_that_frees_its_graph_tells_nothing_of_those_that_keep_it():
-    config = load({"adacc": {"codecs": "none", "memory_budget": 0.95}})
-    runtime = Runtime(config, stepped=True)
-    model, plans = TwoLosses(Adacc(config, runtime), 0, Rotated, layers=1), []
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), stepped=True)
+    model, plans = TwoLosses(Adacc(runtime), 0, Rotated, layers=1), []
     for step in range(4):
         model.steps_until_kept = step % 2
         model.step(runtime.checkpoint)
