@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -89,15 +90,20 @@ class BackwardNodes:
         """The nodes that are no leaves, in the order in which they were made, and the call that each is of.
 
         The cast of a parameter comes before the node that reads it first. Autocast may have kept it from another call.
+        Casts that no node reads come last: the block returns or keeps them.
         """
         found: dict[Node, _Call] = {}
-        for node in sorted((each for each in nodes if not is_leaf(each) and not is_cast(each)), key=_number):
+        unread: dict[Node, _Call] = {}
+        for node in sorted(itertools.filterfalse(is_leaf, nodes), key=_number):
             call = self._call_of(node)
+            if is_cast(node):
+                unread[node] = call._replace(op=None)
+                continue
             for target in targets(node):
                 if target is not None and is_cast(target[0]):
                     found.setdefault(target[0], call._replace(op=None))
             found[node] = call
-        return found
+        return {**found, **{cast: call for cast, call in unread.items() if cast not in found}}
 
     def _call_of(self, node: Node) -> _Call:
         """The call about to run when autograd made the node. It has no operator if the node is not its own."""

@@ -152,6 +152,23 @@ def test_what_the_block_keeps_gets_a_gradient_too():
     assert ends(graph_of(Keeping())) == [("CosBackward0", 0), ("MeanBackward0", 0), ("ViewBackward0", 0)]
 
 
+class HalfWeight(nn.Linear):
+    """Returns its weight, or what it is given; keeps the cast of the weight that nobody has read."""
+
+    def __init__(self, returns):
+        super().__init__(WIDTH, WIDTH)
+        self.returns = returns
+
+    def forward(self, x):
+        self.half = self.weight.bfloat16()
+        return self.half if self.returns else x.sin()
+
+
+def test_a_cast_of_a_parameter_that_no_operator_reads_gets_a_gradient():
+    assert ends(graph_of(HalfWeight(returns=True))) == [("ToCopyBackward0", 0)]
+    assert ends(graph_of(HalfWeight(returns=False))) == [("SinBackward0", 0), ("ToCopyBackward0", 0)]
+
+
 def test_what_the_block_discards_is_no_part_of_its_graph():
     def block(x):
         x.exp().sin().sum()
