@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ds_adacc.program.backward_graph import BackwardGraph, Edge
+from ds_adacc.program.backward_graph import BackwardGraph, BackwardNode, Edge
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GradientMemory:
     """The steps of a `BackwardGraph`.
 
     `of_outputs`: bytes of the gradients with which backward begins. `left`: of those with which it ends. `makers`: the
-    operators whose step makes a gradient, and does not only pass one on.
+    operators whose step makes a gradient, and does not only pass one on. They are the same at all sizes: so are events.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
@@ -38,10 +38,11 @@ class GradientMemory:
             node = graph.nodes[index]
             if not node.gives:
                 continue
+            makes = any(edge is not None and not edge.is_passed_on for edge in node.gives)
+            if node.op is not None and makes and run.is_reached(index):
+                self.makers.append(node.op)
             step = run.step(index)
             self._steps.append((node.ops_done - 0.5 if node.op is None else node.op, step))
-            if node.op is not None and step.during > step.arriving:
-                self.makers.append(node.op)
         self.left = run.total
 
     def steps(self, ops: Iterable[int]) -> Mapping[int, Step]:
@@ -82,7 +83,7 @@ class _Run:
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
-        self._nodes = graph.nodes
+        self._graph, self._nodes = graph, graph.nodes
         self._waiting: dict[tuple[int, int], int] = {}  # by node and place, the memory of the gradient that is there
         self._nbytes: list[int] = []  # by memory
         self._users: Counter[int] = Counter()  # by memory, how many hold it
@@ -92,6 +93,10 @@ class _Run:
         self._to_come = Counter((edge.node, edge.place) for edge in (*given, *graph.ends))
         for end in graph.ends:
             self._deliver(end, self._allocate(end))
+
+    def is_reached(self, index: int) -> bool:
+        """Whether any gradient has arrived at this node."""
+        return any((index, place) in self._waiting for place in range(len(self._nodes[index].gets)))
 
     def step(self, index: int) -> Step:
         """Run this node."""
@@ -103,14 +108,14 @@ class _Run:
         if node.fills_up:
             missing = (place for place in range(len(node.gets)) if place not in here)
             got += [self._allocate(Edge(index, place)) for place in missing]
-        given = [(edge, self._give(edge, got[0])) for edge in node.gives if edge is not None]
+        given = [(edge, self._give(node, edge, got[0])) for edge in node.gives if edge is not None]
         during = self.total
         for memory in got:
             self._release(memory)
         return Step(arriving, during, max([self._deliver(edge, memory) for edge, memory in given], default=self.total))
 
-    def _give(self, edge: Edge, got: int) -> int:
-        if not edge.is_passed_on:
+    def _give(self, node: BackwardNode, edge: Edge, got: int) -> int:
+        if not self._graph.passes_on(node, edge):
             return self._allocate(edge)
         self._users[got] += 1
         if edge.is_turned:

@@ -29,13 +29,15 @@ class Edge:
     """Where a gradient goes to: the gradient `place` of those that node `node` gets, to which others may be added.
 
     `is_passed_on`: it is no new tensor, but the one that the giving node gets, or a view of that. `is_turned`: a view
-    with other strides, to which nothing is added in place.
+    with other strides, to which nothing is added in place. `is_whole`: it is passed on only where it has as many bytes
+    as that. Else it is the sum of that along some dimensions, which is a new tensor.
     """
 
     node: int
     place: int
     is_passed_on: bool = False
     is_turned: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ class BackwardGraph:
     def writes_to_views(self) -> frozenset[int]:
         """The operators that write to a view of a tensor that has a gradient."""
         return frozenset(node.op for node in self.nodes if node.kind == WRITE_TO_VIEW and node.op is not None)
+
+    def passes_on(self, node: BackwardNode, edge: Edge) -> bool:
+        """Whether the gradient that `node` gives along `edge` is no new tensor at these sizes."""
+        is_as_large = self.nodes[edge.node].gets[edge.place].nbytes == node.gets[0].nbytes
+        return edge.is_passed_on and (is_as_large or not edge.is_whole)
 
     @property
     def structure(self) -> Hashable:

@@ -19,6 +19,7 @@ from ds_adacc.program.signature import flatten
 from ds_adacc.record.gradient_flow import (
     fills_up,
     gets,
+    gives_views,
     is_cast,
     is_leaf,
     is_passed_on,
@@ -126,8 +127,12 @@ def _inside(node: Node, call: _Call, edges: Mapping[tuple[Node, int], Edge]) -> 
     """A node that the block has made. `edges`: those to all nodes."""
     gives: list[Edge | None] = []
     for number, target in enumerate(targets(node)):
+        if target is None:
+            gives.append(None)
+            continue
         is_same = is_passed_on(node, number, makes_nothing=call.op is None)
-        gives.append(None if target is None else replace(edges[target], is_passed_on=is_same, is_turned=turns(node)))
+        is_whole = is_same and not gives_views(node)
+        gives.append(replace(edges[target], is_passed_on=is_same, is_turned=turns(node), is_whole=is_whole))
     return BackwardNode(kind_of(node), gets(node), tuple(gives), call.op, call.ops_done, fills_up=fills_up(node))
 
 

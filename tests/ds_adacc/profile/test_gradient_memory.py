@@ -78,6 +78,14 @@ def test_a_parameter_lets_go_when_it_has_got_all():
     assert memory.steps([1, 0]) == {1: Step(4, 12, 8), 0: Step(4, 8, 4)}
 
 
+def test_a_smaller_gradient_is_the_sum_of_what_arrives_unless_it_is_a_part_of_it():
+    for is_whole, step in ((True, Step(8, 12, 4)), (False, Step(8, 8, 8))):
+        small = Edge(2, 0, is_passed_on=True, is_whole=is_whole)
+        memory = GradientMemory(graph(node(0, Edge(INPUT, 0)), node(1, small, gets=(8,))))
+        assert memory.steps([1, 0])[1] == step
+        assert memory.makers == [0], "whatever the sizes, an operator makes gradients or does not"
+
+
 @pytest.mark.parametrize(("fills_up", "during"), [(False, 12), (True, 16)])
 def test_zeros_take_the_place_of_what_does_not_arrive(fills_up, during):
     split = node(1, Edge(INPUT, 0), gets=(4, 4), fills_up=fills_up)

@@ -34,7 +34,7 @@ def ends(graph):
 
 def passing_on(graph):
     """The kinds of the nodes that give what they get."""
-    return {node.kind for node in graph.nodes for edge in node.gives if edge and edge.is_passed_on}
+    return {node.kind for node in graph.nodes for edge in node.gives if edge and graph.passes_on(node, edge)}
 
 
 def filling_up(graph):
@@ -99,7 +99,7 @@ def test_a_write_to_a_view_is_a_node_that_is_made_when_it_has_run():
 def test_nodes_pass_on_what_looks_the_same(passes, block):
     graph = graph_of(block)
     last = graph.nodes[-1]
-    assert any(edge.is_passed_on for edge in last.gives if edge) == passes
+    assert any(graph.passes_on(last, edge) for edge in last.gives if edge) == passes
 
 
 def test_of_a_difference_and_of_a_scaled_sum_the_first_term_alone_gets_what_arrives():
