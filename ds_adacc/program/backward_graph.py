@@ -82,12 +82,15 @@ class BackwardGraph:
 
     @property
     def structure(self) -> Hashable:
-        """All but the sizes of the gradients, and what follows from these and from numbers."""
+        """All but the sizes of the gradients, and what follows from the rest.
+
+        Which are passed on is a part of it: a constant may decide that (`alpha` of a sum), and a digest leaves it out.
+        """
         of_nodes = (
             (
                 node.kind,
                 tuple(gradient.dtype for gradient in node.gets),
-                tuple(edge and (edge.node, edge.place) for edge in node.gives),
+                tuple(edge and (edge.node, edge.place, edge.is_passed_on) for edge in node.gives),
                 (node.op, node.ops_done, node.is_parameter, node.fills_up),
             )
             for node in self.nodes

@@ -223,3 +223,13 @@ def test_blocks_that_split_and_that_slice_are_of_two_types():
     one, other = (record(block, (tensor(),), {}) for block in (splitting, slicing))
     assert [op.short_name for op in one.ops] == [op.short_name for op in other.ops]
     assert one.digest != other.digest
+
+
+def test_blocks_of_which_one_scales_the_second_term_are_of_two_types():
+    """It has one step more that makes a gradient, and the profiles of a type are combined step by step."""
+
+    def scaling(alpha):
+        return lambda x: torch.add(x.sin(), x.cos() * 2, alpha=alpha) * 2
+
+    digests = [record(scaling(alpha), (tensor(),), {}).digest for alpha in (1.0, 0.5, 0.25)]
+    assert digests[0] != digests[1] == digests[2]
