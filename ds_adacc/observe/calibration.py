@@ -14,7 +14,6 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
-from ds_adacc.profile.gradient_memory import GradientMemory
 
 Number = TypeVar("Number", int, float)
 TOLERANCE = 0.05
@@ -244,7 +243,7 @@ def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
     A block whose policy is on trial recomputes all that it can.
     """
     known = known_types.get(call.digest)
-    return known is not None and call.policy in (known.policies or ()) and not known.is_freed_in_plan
+    return known is not None and call.policy in (known.policies or ()) and not known.plan_frees_what_is_kept
 
 
 def _excess(call: Measured, known: KnownType) -> Correction | None:
@@ -257,7 +256,7 @@ def _excess(call: Measured, known: KnownType) -> Correction | None:
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)
-    at_first = run.held + run.carried + GradientMemory(known.recording.backward).of_outputs
+    at_first = run.held + run.carried + known.recording.backward.bytes_of_outputs
     backward = call.backward_growth - max(max(run.timeline, default=0) - at_first, 0)
     # If some backwards keep their graph, one that frees it takes less.
     return Correction(forward, backward if profile.graph.frees_stored else max(backward, 0))

@@ -118,7 +118,7 @@ class KnownType:
         return None if self.agreed is None else self.agreed.policies
 
     @property
-    def is_freed_in_plan(self) -> bool:
+    def plan_frees_what_is_kept(self) -> bool:
         """Whether what is in force counts what its calls hold as freed by backward, which keeps it."""
         return self.keeps_graph and self.agreed is not None and self.agreed.spec.profile.graph.frees_stored
 

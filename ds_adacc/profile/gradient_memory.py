@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ds_adacc.program.backward_graph import BackwardGraph, Edge
+from ds_adacc.program.backward_graph import BackwardGraph, BackwardNode, Edge
 
 
 @dataclass(frozen=True)
@@ -25,23 +25,23 @@ class Step:
 class GradientMemory:
     """The steps of a `BackwardGraph`.
 
-    `of_outputs`: bytes of the gradients with which backward begins. `left`: of those with which it ends. `makers`: the
-    operators whose step makes a gradient, and does not only pass one on.
+    `left`: bytes of the gradients with which backward ends. `makers`: the operators whose step makes a gradient, and
+    does not only pass one on. They are the same at all sizes: so are events.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
         run = _Run(graph)
-        self.of_outputs = run.total
         self.makers: list[int] = []
         self._steps: list[tuple[float, Step]] = []  # in the order of backward; first, between which operators it is
         for index in reversed(range(len(graph.nodes))):
             node = graph.nodes[index]
             if not node.gives:
                 continue
+            makes = any(edge is not None and not edge.is_passed_on for edge in node.gives)
+            if node.op is not None and makes and run.is_reached(index):
+                self.makers.append(node.op)
             step = run.step(index)
             self._steps.append((node.ops_done - 0.5 if node.op is None else node.op, step))
-            if node.op is not None and step.during > step.arriving:
-                self.makers.append(node.op)
         self.left = run.total
 
     def steps(self, ops: Iterable[int]) -> Mapping[int, Step]:
@@ -78,7 +78,7 @@ class _Run:
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
-        self._nodes = graph.nodes
+        self._graph, self._nodes = graph, graph.nodes
         self._waiting: dict[tuple[int, int], int] = {}  # by node and place, the memory of the gradient that is there
         self._nbytes: list[int] = []  # by memory
         self._users: Counter[int] = Counter()  # by memory, how many hold it
@@ -87,7 +87,11 @@ class _Run:
         given = (edge for node in graph.nodes for edge in node.gives if edge is not None)
         self._to_come = Counter((edge.node, edge.place) for edge in (*given, *graph.ends))
         for end in graph.ends:
-            self._deliver(end, self._allocate(end))
+            self._deliver(end, self._allocate(self._size(end)))
+
+    def is_reached(self, index: int) -> bool:
+        """Whether any gradient has arrived at this node."""
+        return any((index, place) in self._waiting for place in range(len(self._nodes[index].gets)))
 
     def step(self, index: int) -> Step:
         """Run this node."""
@@ -96,18 +100,18 @@ class _Run:
         got = [self._waiting.pop((index, place)) for place in here]
         if not got:
             return Step(arriving, arriving, arriving)
-        if node.fills_up:
+        if node.makes_zeros:
             missing = (place for place in range(len(node.gets)) if place not in here)
-            got += [self._allocate(Edge(index, place)) for place in missing]
-        given = [(edge, self._give(edge, got[0])) for edge in node.gives if edge is not None]
+            got += [self._allocate(node.gets[place].nbytes) for place in missing]
+        given = [(edge, self._give(node, edge, got[0])) for edge in node.gives if edge is not None]
         during = self.total
         for memory in got:
             self._release(memory)
         return Step(arriving, during, max([self._deliver(edge, memory) for edge, memory in given], default=self.total))
 
-    def _give(self, edge: Edge, got: int) -> int:
-        if not edge.is_passed_on:
-            return self._allocate(edge)
+    def _give(self, node: BackwardNode, edge: Edge, got: int) -> int:
+        if not self._graph.passes_on(node, edge):
+            return self._allocate(self._size(edge))
         self._users[got] += 1
         if edge.is_turned:
             self._turned.add(got)
@@ -120,7 +124,7 @@ class _Run:
         if before is not None:
             other, memory = memory, before
             if not self._may_be_added_to(before, edge):
-                memory = self._allocate(edge)
+                memory = self._allocate(self._size(edge))
                 most = self.total
                 self._release(before)
             self._release(other)
@@ -138,11 +142,11 @@ class _Run:
     def _size(self, edge: Edge) -> int:
         return self._nodes[edge.node].gets[edge.place].nbytes
 
-    def _allocate(self, edge: Edge) -> int:
+    def _allocate(self, nbytes: int) -> int:
         memory = len(self._nbytes)
-        self._nbytes.append(self._size(edge))
+        self._nbytes.append(nbytes)
         self._users[memory] = 1
-        self.total += self._nbytes[memory]
+        self.total += nbytes
         return memory
 
     def _release(self, memory: int) -> None:

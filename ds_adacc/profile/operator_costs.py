@@ -130,7 +130,7 @@ def of_write(op: RecordedOp) -> OperatorCost:
     Beside the gradient of the whole, which it makes, it takes a copy of the part that the view is, of which it makes
     another unless it passes the copy on (`CopySlices::apply` in torch/csrc/autograd/functions/tensor.cpp).
     """
-    view = next(op.references)
+    view = next(op.references)  # the first argument is what it writes to
     taken = view.geometry.nbytes * (1 if op.functional_name in ("add", "sub") else 2)
     return OperatorCost(backward_bytes=taken, early_bytes=taken)
 

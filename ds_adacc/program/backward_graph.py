@@ -30,13 +30,15 @@ class Edge:
     """Where a gradient goes to: the gradient `place` of those that node `node` gets, to which others may be added.
 
     `is_passed_on`: it is no new tensor, but the one that the giving node gets, or a view of that. `is_turned`: a view
-    with other strides, to which nothing is added in place.
+    with other strides, to which nothing is added in place. `is_whole`: it is passed on only where it has as many bytes
+    as that. Else it is the sum of that along some dimensions, which is a new tensor.
     """
 
     node: int
     place: int
     is_passed_on: bool = False
     is_turned: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class BackwardNode:
     `gets`: the gradients that it gets, one for each output of the call that has made it. `gives`: where those go to
     that it makes; None: that one is not asked for. `op`: the operator whose backward step it is, None if it is that of
     a view. `ops_done`: how many operators had run when it was made. `is_parameter`: it adds to a parameter's `.grad`.
-    `fills_up`: in place of each gradient that does not arrive it makes zeros.
+    `makes_zeros`: in place of each gradient that does not arrive it makes zeros.
     """
 
     kind: str
@@ -55,7 +57,7 @@ class BackwardNode:
     op: int | None = None
     ops_done: int = 0
     is_parameter: bool = False
-    fills_up: bool = False
+    makes_zeros: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class BackwardGraph:
 
     nodes: tuple[BackwardNode, ...] = ()
     ends: tuple[Edge, ...] = ()
+
+    @property
+    def bytes_of_outputs(self) -> int:
+        """Bytes of the gradients with which backward begins."""
+        return sum(self.nodes[end.node].gets[end.place].nbytes for end in self.ends)
 
     @functools.cached_property
     def writes_to_views(self) -> frozenset[int]:
@@ -88,23 +95,33 @@ class BackwardGraph:
         found: set[int] = set()
         for index in reversed(range(len(self.nodes))):
             ways = arriving.get((index, 0), [])
-            if len(ways) != 1 or not ways[0][1].is_passed_on or self.nodes[index].kind in _RESHAPE:
+            if len(ways) != 1 or self.nodes[index].kind in _RESHAPE:
                 continue
             giver, edge = ways[0]
+            if not self.passes_on(self.nodes[giver], edge):
+                continue
             is_part = self.nodes[giver].gets[0].nbytes != self.nodes[index].gets[0].nbytes
             if is_part or edge.is_turned or giver in found:
                 found.add(index)
         return frozenset(op for index in found if (op := self.nodes[index].op) is not None)
 
+    def passes_on(self, node: BackwardNode, edge: Edge) -> bool:
+        """Whether the gradient that `node` gives along `edge` is no new tensor at these sizes."""
+        is_as_large = self.nodes[edge.node].gets[edge.place].nbytes == node.gets[0].nbytes
+        return edge.is_passed_on and (is_as_large or not edge.is_whole)
+
     @property
     def structure(self) -> Hashable:
-        """All but the sizes of the gradients, and what follows from these and from numbers."""
+        """All but the sizes of the gradients, and what follows from the rest.
+
+        Which are passed on is a part of it: a constant may decide that (`alpha` of a sum), and a digest leaves it out.
+        """
         of_nodes = (
             (
                 node.kind,
                 tuple(gradient.dtype for gradient in node.gets),
-                tuple(edge and (edge.node, edge.place) for edge in node.gives),
-                (node.op, node.ops_done, node.is_parameter, node.fills_up),
+                tuple(edge and (edge.node, edge.place, edge.is_passed_on) for edge in node.gives),
+                (node.op, node.ops_done, node.is_parameter, node.makes_zeros),
             )
             for node in self.nodes
         )

@@ -19,7 +19,7 @@ from ds_adacc.program.graphs import GraphRun, numbers_in
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import Draw, RecordedOp, WholeBlock
 from ds_adacc.program.refusals import COMPILED
-from ds_adacc.program.with_gradient import with_gradient
+from ds_adacc.program.with_gradient import values_with_gradient
 from ds_adacc.python_state.guard_history import as_clause
 from ds_adacc.python_state.held_tensors import Path, tensor_at
 
@@ -211,7 +211,7 @@ class Recording:
         """The values that get a gradient in backward."""
         given = {value.index for value in self.inputs if value.requires_grad}
         numbers = (v for v in self.values if v.geometry.dtype.is_floating_point or v.geometry.dtype.is_complex)
-        return with_gradient(self.ops, given, {value.index for value in numbers if value.role != "statistic"})
+        return values_with_gradient(self.ops, given, {value.index for value in numbers if value.role != "statistic"})
 
     @functools.cached_property
     def saved_inputs(self) -> tuple[int, ...]:

@@ -10,7 +10,9 @@ from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
 from ds_adacc.program.schema import written_values
 
 
-def with_gradient(ops: Iterable[RecordedOp], given: Collection[int], possible: Collection[int]) -> frozenset[int]:
+def values_with_gradient(
+    ops: Iterable[RecordedOp], given: Collection[int], possible: Collection[int]
+) -> frozenset[int]:
     """The values that get a gradient: those `given`, and of the `possible` ones those that operators make of them."""
     found = set(given)
     for op in ops:

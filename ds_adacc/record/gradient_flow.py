@@ -82,28 +82,32 @@ def gets(node: Node) -> tuple[Gradient, ...]:
     return tuple(Gradient(tuple(each.shape), each.dtype) for each in node._input_metadata)
 
 
-def fills_up(node: Node) -> bool:
+def makes_zeros(node: Node) -> bool:
     """Whether it makes zeros in place of the gradients that do not arrive. (A compiled graph does not ask for them.)"""
     is_function = isinstance(node, BackwardCFunction) and run_of(node) is None
     return is_function or kind_of(node) in _JOIN
 
 
-def turns(node: Node) -> bool:
+def transposes(node: Node) -> bool:
     """Whether it gives a view of what it gets that has other strides."""
     return kind_of(node) in _TURN
 
 
+def gives_views(node: Node) -> bool:
+    """Whether what it gives are views of parts of what it gets."""
+    return kind_of(node) in _GIVE_VIEWS
+
+
 def is_passed_on(node: Node, number: int, makes_nothing: bool) -> bool:
-    """Whether the gradient `number` that it gives is the one that it gets, or a view of that.
+    """Whether the gradient `number` that it gives is the one that it gets, or a view of that, if the sizes allow it.
 
     `makes_nothing`: the call that has made it returned what it was given. ZeRO-3 has such Functions around modules.
     """
     kind, target = kind_of(node), targets(node)[number]
-    if target is None or kind in _GIVE_VIEWS:
+    if target is None or gives_views(node):
         return target is not None
     if not (makes_nothing if isinstance(node, BackwardCFunction) else kind in _PASS_ON):
         return False
     if number == 1 and (kind == "SubBackward0" or getattr(node, "_saved_alpha", 1) != 1):
         return False
-    got, given = gets(node)[0], gets(target[0])[target[1]]
-    return (got.nbytes, got.dtype) == (given.nbytes, given.dtype)
+    return gets(node)[0].dtype == gets(target[0])[target[1]].dtype

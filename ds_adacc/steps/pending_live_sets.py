@@ -94,7 +94,7 @@ class PendingLiveSets:
         types, live_set = self._agreement.known_types, frozenset(map(self._agreement.origin, ran))
         for name in types.keys() & {*ran, *live_set}:
             types[name].keeps_graph = True
-        if any(types[name].is_freed_in_plan for name in types.keys() & live_set):
+        if any(types[name].plan_frees_what_is_kept for name in types.keys() & live_set):
             self.add([live_set], "a backward has kept its graph (retain_graph), so it frees nothing while it runs")
 
     def _note_growth(self, ran: CalledByType, is_observed: bool) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph, whole_graph
-from ds_adacc.profile.gradient_memory import GradientMemory
 from ds_adacc.program.recording import Recording
 
 _WORTH = 8  # it is recomputed as a whole if replays of its operators leave more than an eighth of what it saves
@@ -41,7 +40,7 @@ class WholeCosts:
             _made_bytes(graph, [index for index, store in enumerate(least.stores) if store is not None]),
             max(max(retained.forward, default=0) - retained.held, 0),
             max(max(retained.timeline, default=0) - retained.held, 0),
-            GradientMemory(recording.backward).of_outputs,
+            recording.backward.bytes_of_outputs,
         )
 
     @property

@@ -71,7 +71,7 @@ def check(problem, slack):
 def counted(profile, policy, time):
     """The bytes at an event of backward as the program counts them. None if it leaves the policy out, as no use."""
     model = empty_model()
-    variables, nbytes = BlockVariables(model, profile), model.add_var()
+    variables, nbytes = BlockVariables(model, profile, None), model.add_var()
     stored = {(value, store) for value, store in enumerate(policy.stores) if store is not None}
     if not stored <= variables.choices.keys():
         return None

@@ -48,7 +48,7 @@ def test_copies_to_the_host_run_beside_the_measured_passes():
     profile = planner.Profile(graph, (), ((away,),), overlap_seconds=(2.0, 1.0))
     policy = planner.Policy((planner.OFFLOAD,))
     in_force = SimpleNamespace(spec=SimpleNamespace(profile=profile))
-    known = SimpleNamespace(policies=(policy,), in_force=in_force, is_freed_in_plan=False)
+    known = SimpleNamespace(policies=(policy,), in_force=in_force, plan_frees_what_is_kept=False)
     call = Measured("block type", policy, 0, 0, forward_seconds=2.0, backward_seconds=None)
     assert observed_seconds([call], {"block type": known}) == Pair(2.0, 2.0)
 

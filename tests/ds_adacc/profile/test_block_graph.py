@@ -508,4 +508,4 @@ def test_what_a_function_saves_has_no_gradient(make):
     (op,) = recording.ops
     returned, *saved = (index for index in op.outputs if index is not None)
     assert saved and recording.with_gradient == {0, returned}
-    assert GradientMemory(recording.backward).of_outputs == x.nbytes
+    assert recording.backward.bytes_of_outputs == x.nbytes

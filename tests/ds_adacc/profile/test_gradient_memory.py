@@ -30,8 +30,9 @@ def passing(number, place=0):
 
 
 def test_a_step_holds_what_it_gets_and_what_it_makes():
-    memory = GradientMemory(graph(node(0, Edge(INPUT, 0)), node(1, Edge(2, 0))))
-    assert memory.of_outputs == 4 and memory.makers == [1, 0]
+    of_block = graph(node(0, Edge(INPUT, 0)), node(1, Edge(2, 0)))
+    memory = GradientMemory(of_block)
+    assert of_block.bytes_of_outputs == 4 and memory.makers == [1, 0]
     assert memory.steps([0, 1]) == {1: Step(4, 8, 4), 0: Step(4, 8, 4)}
 
 
@@ -78,9 +79,17 @@ def test_a_parameter_lets_go_when_it_has_got_all():
     assert memory.steps([1, 0]) == {1: Step(4, 12, 8), 0: Step(4, 8, 4)}
 
 
-@pytest.mark.parametrize(("fills_up", "during"), [(False, 12), (True, 16)])
-def test_zeros_take_the_place_of_what_does_not_arrive(fills_up, during):
-    split = node(1, Edge(INPUT, 0), gets=(4, 4), fills_up=fills_up)
+def test_a_smaller_gradient_is_the_sum_of_what_arrives_unless_it_is_a_part_of_it():
+    for is_whole, step in ((True, Step(8, 12, 4)), (False, Step(8, 8, 8))):
+        small = Edge(2, 0, is_passed_on=True, is_whole=is_whole)
+        memory = GradientMemory(graph(node(0, Edge(INPUT, 0)), node(1, small, gets=(8,))))
+        assert memory.steps([1, 0])[1] == step
+        assert memory.makers == [0], "whatever the sizes, an operator makes gradients or does not"
+
+
+@pytest.mark.parametrize(("makes_zeros", "during"), [(False, 12), (True, 16)])
+def test_zeros_take_the_place_of_what_does_not_arrive(makes_zeros, during):
+    split = node(1, Edge(INPUT, 0), gets=(4, 4), makes_zeros=makes_zeros)
     (step,) = GradientMemory(graph(split, ends=(Edge(2, 1),), nbytes=8)).steps([1]).values()
     assert step.during == during
 
@@ -104,5 +113,5 @@ def test_an_operator_without_a_node_has_the_step_of_the_next_one():
 
 def test_without_a_graph_there_are_no_gradients():
     memory = GradientMemory(BackwardGraph())
-    assert memory.of_outputs == 0 and memory.makers == []
+    assert BackwardGraph().bytes_of_outputs == 0 and memory.makers == []
     assert memory.steps([3]) == {3: Step(0, 0, 0)}

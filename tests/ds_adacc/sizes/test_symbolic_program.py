@@ -6,6 +6,7 @@ import zoo
 from recorded import profile_of, record, under
 
 from ds_adacc import planner
+from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.signature import Signature, describe, flatten
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.sizes.formula import Formula, Variables
@@ -92,6 +93,30 @@ def test_batch_and_length_vary_apart():
         program.learn(example)
     assert program.is_confirmed
     assert program.at(examples[4].sizes, examples[0]).digest == examples[4].recording.digest
+
+
+class OverBatch(torch.nn.Module):
+    """Adds the mean of the batch to each of its members: of a batch of one, the sum has two terms of one size."""
+
+    def forward(self, x):
+        y = x.tanh()
+        return (y.sin() + y.mean(0, keepdim=True).cos()).tanh()
+
+
+def test_a_gradient_that_is_summed_over_the_batch_is_passed_on_in_a_batch_of_one():
+    block, examples = OverBatch(), []
+    for batch, time in ((1, 9), (2, 12), (3, 17), (4, 11), (1, 20)):
+        x = torch.randn(batch, time, 8, requires_grad=True)
+        examples.append(Example(Signature(None, describe([x])).sizes, record(block, (x,), {})))
+    program = SymbolicProgram(examples[0])
+    for example in examples[1:3]:
+        assert program.learn(example)
+    assert program.is_confirmed
+    for example in examples[3:]:
+        for like in (examples[0], examples[1]):
+            assert program.at(example.sizes, like).backward == example.recording.backward
+    names = [[event.name for event in block_graph(example.recording).events] for example in examples]
+    assert all(found == names[0] for found in names), "profiles of several sizes are combined event by event"
 
 
 def test_another_program_is_not_learned():
