@@ -71,21 +71,6 @@ class Geometry:
         alias = torch.empty(0, dtype=self.dtype, device=root.device)
         return alias.set_(root.untyped_storage(), offset, self.size, self.stride)
 
-    def lies_in(self, whole: Geometry) -> bool:
-        """Whether its first and its last element begin where one of `whole` does. Both are relative to one root."""
-        last = self.start + self.span - self.dtype.itemsize
-        return self.numel > 0 and whole._has_element_at(self.start) and whole._has_element_at(last)
-
-    def _has_element_at(self, start: int) -> bool:
-        """Whether an element begins `start` bytes behind the root's first byte; dimensions may lie in any order."""
-        distance, rest = divmod(start - self.start, self.dtype.itemsize)
-        if rest or distance < 0:
-            return False
-        for step, length in sorted(zip(self.stride, self.size, strict=True), reverse=True):
-            if step:
-                distance -= min(distance // step, length - 1) * step
-        return distance == 0
-
     def seen_from(self, part: Geometry) -> Geometry:
         """This geometry relative to the first byte of `part`, where both are relative to one root."""
         return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
