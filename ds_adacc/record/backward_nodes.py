@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
@@ -48,25 +48,32 @@ class BackwardNodes:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._ops_done = 0
+        self._views: set[Hashable] = set()  # the views that the last call has written to, as `_look` tells them
 
-    def note(self, began: int, op: RecordedOp | None) -> None:
-        """Note a call that has become the operator `op`, or none. `began`: the number of the next node before it."""
+    def note(self, began: int, op: RecordedOp | None, written: Sequence[torch.Tensor]) -> None:
+        """Note a call that has become the operator `op`, or none. `began`: the number of the next node before it.
+
+        `written`: the tensors that it has written to.
+        """
+        self._views = {_look(tensor) for tensor in written if tensor._is_view()}
         if op is None:
             self._calls.append(_Call(began, None, self._ops_done))
         else:
             self._calls.append(_Call(began, op.index, op.index))
             self._ops_done = op.index + 1
 
-    def saver(self, ops_done: int) -> int:
-        """The operator whose node is saving a tensor now. `ops_done`: how many have run.
+    def saver(self, tensor: torch.Tensor, ops_done: int) -> int:
+        """The operator whose node is saving this tensor now. `ops_done`: how many have run.
 
         It is the next one if autograd has made a node since the last call, and else that call's own, which saves what
-        it has made.
+        it has made. If that is a view, autograd first makes a node for the whole and another one for the view.
         """
         last = self._calls[-1] if self._calls else None
-        if last is None or last.op is None or last.began != torch.autograd._get_sequence_nr():
+        if last is None or last.op is None:
             return ops_done
-        return last.op
+        made_since = torch.autograd._get_sequence_nr() - last.began
+        is_own = made_since == 0 or (made_since == 2 and _look(tensor) in self._views)
+        return last.op if is_own else ops_done
 
     def graph(self, output: Any, since: int) -> BackwardGraph:
         """The graph behind what the block has returned. `since`: as of `nodes_behind`.
@@ -136,6 +143,10 @@ def _made(node: Node, call: _Call, edges: Mapping[tuple[Node, int], Edge]) -> Ba
         is_whole = is_same and not gives_views(node)
         gives.append(replace(edges[target], is_passed_on=is_same, is_turned=transposes(node), is_whole=is_whole))
     return BackwardNode(kind_of(node), gets(node), tuple(gives), call.op, call.ops_done, makes_zeros=makes_zeros(node))
+
+
+def _look(tensor: torch.Tensor) -> Hashable:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _number(node: Node) -> int:

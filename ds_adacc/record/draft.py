@@ -209,7 +209,7 @@ class Draft:
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
-        op = self.nodes.saver(len(self._ops)) if function is None else function.index
+        op = self.nodes.saver(tensor, len(self._ops)) if function is None else function.index
         self._positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)

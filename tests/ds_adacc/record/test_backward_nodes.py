@@ -216,6 +216,18 @@ def savers(block):
     return [recording.ops[position.op].short_name for position in recording.positions]
 
 
+def writing_to_a_view(x):
+    y = x * 1.5
+    y[..., :6].tanh_()
+    return y.cos()
+
+
+def scaling_a_view(x):
+    y = x.exp() * 1.5
+    y[..., :6].mul_(2.0)
+    return y.cos()
+
+
 class Local(nn.Module):
     """Each call makes a Function of its own, so its operators are recorded one by one."""
 
@@ -255,6 +267,8 @@ class Saving(torch.autograd.Function):
         (lambda x: x.exp() * x.exp().transpose(1, 2).transpose(1, 2), ["exp", "exp", "mul", "mul"]),
         (lambda x: Saving.apply(x.cos()).sin(), ["cos", "Saving", "Saving", "sin"]),
         (Local(), ["mul", "sin"]),
+        (writing_to_a_view, ["tanh_", "cos"]),
+        (scaling_a_view, ["exp", "cos"]),
     ],
 )
 def test_a_tensor_is_saved_by_the_operator_whose_backward_asks_for_it(block, expected):
