@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ds_adacc.program.backward_graph import BackwardGraph, BackwardNode, Edge
+from ds_adacc.program.backward_graph import SUMS, BackwardGraph, BackwardNode, Edge
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class GradientMemory:
     """The steps of a `BackwardGraph`.
 
     `left`: bytes of the gradients with which backward ends. `makers`: the operators whose step makes a gradient, and
-    does not only pass one on. They are the same at all sizes: so are events.
+    does not only pass one on. They are the same at all sizes, and with all constants: so are events.
     """
 
     def __init__(self, graph: BackwardGraph) -> None:
@@ -38,7 +38,7 @@ class GradientMemory:
             if not node.gives:
                 continue
             makes = any(edge is not None and not edge.is_passed_on for edge in node.gives)
-            if node.op is not None and makes and run.is_reached(index):
+            if node.op is not None and node.kind not in SUMS and makes and run.is_reached(index):
                 self.makers.append(node.op)
             step = run.step(index)
             self._steps.append((node.ops_done - 0.5 if node.op is None else node.op, step))

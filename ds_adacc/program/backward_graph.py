@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 _RESHAPE = ("ViewBackward0", "UnsafeViewBackward0")  # the kinds of the nodes of `view` and `reshape`
+SUMS = ("AddBackward0", "SubBackward0")  # the kinds of which a constant decides what is passed on (`alpha`)
 WRITE_TO_VIEW = "CopySlices"  # the kind of the node that autograd makes when a write to a view has run
 
 
@@ -112,15 +113,12 @@ class BackwardGraph:
 
     @property
     def structure(self) -> Hashable:
-        """All but the sizes of the gradients, and what follows from the rest.
-
-        Which are passed on is a part of it: a constant may decide that (`alpha` of a sum), and a digest leaves it out.
-        """
+        """All but the sizes of the gradients, and what follows from these, from the kinds and from constants."""
         of_nodes = (
             (
                 node.kind,
                 tuple(gradient.dtype for gradient in node.gets),
-                tuple(edge and (edge.node, edge.place, edge.is_passed_on) for edge in node.gives),
+                tuple(edge and (edge.node, edge.place) for edge in node.gives),
                 (node.op, node.ops_done, node.is_parameter, node.makes_zeros),
             )
             for node in self.nodes

@@ -8,6 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.gradient_memory import GradientMemory
 from ds_adacc.profile.measure import measure
@@ -509,3 +510,15 @@ def test_what_a_function_saves_has_no_gradient(make):
     returned, *saved = (index for index in op.outputs if index is not None)
     assert saved and recording.with_gradient == {0, returned}
     assert recording.backward.bytes_of_outputs == x.nbytes
+
+
+@pytest.mark.parametrize("operator", [torch.add, torch.sub])
+def test_a_number_that_scales_a_term_changes_no_steps(operator):
+    """Blocks with other numbers are of one type, of which the profiles at several lengths are put together."""
+
+    def steps(alpha):
+        args = (torch.randn(4, 8, requires_grad=True),)
+        recording = record(lambda x: operator(x.sin(), x.cos() * 2, alpha=alpha).exp(), args, {})
+        return recording.digest, [event.name for event in block_graph(recording).events]
+
+    assert steps(1.0) == steps(0.5) == steps(2.0)

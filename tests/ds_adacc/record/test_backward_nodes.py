@@ -288,13 +288,3 @@ def test_operators_that_get_a_part_of_a_gradient_or_a_turned_one():
         return joined.sigmoid(), turned.relu(), x.tan().view(-1), x.sqrt()
 
     assert strided(block) == ["sin", "cos", "tanh", "add"]
-
-
-def test_blocks_of_which_one_scales_the_second_term_are_of_two_types():
-    """It has one step more that makes a gradient, and the profiles of a type are combined step by step."""
-
-    def scaling(alpha):
-        return lambda x: torch.add(x.sin(), x.cos() * 2, alpha=alpha) * 2
-
-    digests = [record(scaling(alpha), (tensor(),), {}).digest for alpha in (1.0, 0.5, 0.25)]
-    assert digests[0] != digests[1] == digests[2]
