@@ -97,7 +97,7 @@ class BackwardNodes:
         """The nodes that are no leaves, in the order in which they were made, and the call that each is of.
 
         The cast of a parameter comes before the node that reads it first. Autocast may have kept it from another call.
-        Casts that no node reads come last: the block returns or keeps them.
+        Casts that no node reads come last: the block returns them.
         """
         found: dict[Node, _Call] = {}
         unread: dict[Node, _Call] = {}
