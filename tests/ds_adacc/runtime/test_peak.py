@@ -168,7 +168,9 @@ def test_nor_does_one_within_a_block(codecs, budget, kept_from):
         model.step(runtime.checkpoint)
     plan = runtime.controller.plan
     assert plan.peak <= plan.budget
-    assert plan.peak - ALLOWANCE <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
+    # With codecs a little more may be planned than is taken.
+    least = plan.peak - ALLOWANCE if codecs == "none" else 0.99 * plan.peak
+    assert least <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
     assert runtime.controller.plan is plan, "it is planned for once"
     (agreed,) = runtime.agreement.agreed_types.values()
     assert agreed.correction == Correction(), "nothing was left to be found by measuring"
