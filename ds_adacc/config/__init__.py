@@ -15,7 +15,7 @@ names everything that is wrong, each with the nearest valid name.
 from ds_adacc.config.memory_budget import MemoryBudget
 from ds_adacc.config.presets import UNBOUNDED
 from ds_adacc.config.problems import ConfigError
-from ds_adacc.config.reader import ENVIRONMENT, load, origin, read, section_of
+from ds_adacc.config.reader import ENVIRONMENT, load, misplaced, origin, read, section_of
 from ds_adacc.config.section import (
     COMPACT_SCALE,
     LARGEST_BOUND,
@@ -37,6 +37,7 @@ __all__ = [
     "MemoryBudget",
     "codecs_for",
     "load",
+    "misplaced",
     "origin",
     "read",
     "section_of",

@@ -23,7 +23,7 @@ _EXAMPLES = {  # of nested sections
     "solver": '{"max_seconds": 10}',
     "compact": '{"rank": 0.25}',
 }
-_UNMISTAKABLE = ("memory_budget", "max_gradient_error", "zscore_threshold", "rectifier")  # no one else has such a key
+_UNMISTAKABLE = ("memory_budget", "codecs", "max_gradient_error", "zscore_threshold", "rectifier")  # only ours
 _TYPES = {  # by pydantic's name of the error
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
@@ -52,7 +52,7 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
         if key != SECTION and isinstance(value, Mapping) and SECTION in value
     ]
     if SECTION in document:
-        problems += [f"{key}: the key belongs within {SECTION!r}" for key in document if key in _UNMISTAKABLE]
+        problems += [f"{key}: the key belongs within {SECTION!r}" for key in misplaced(document)]
     section = document.get(SECTION, {})
     config = None
     if not isinstance(section, Mapping):
@@ -65,6 +65,11 @@ def section_of(document: Mapping[str, Any]) -> AdaccConfig | None:
     if problems:
         raise ConfigError("\n".join(problems))
     return config if SECTION in document and config is not None and config.enabled else None
+
+
+def misplaced(document: Mapping[str, Any]) -> list[str]:
+    """The keys at the top level of a ds_config that only the section has."""
+    return [key for key in _UNMISTAKABLE if key in document]
 
 
 def read(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:

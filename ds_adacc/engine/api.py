@@ -16,7 +16,7 @@ from torch import nn
 from ds_adacc import checkpointing
 from ds_adacc.compact.compact import Compact, convert, refuse_served
 from ds_adacc.compact.optimized import groups_of
-from ds_adacc.config import SECTION, AdaccConfig, ConfigError, read, section_of
+from ds_adacc.config import SECTION, AdaccConfig, ConfigError, misplaced, read, section_of
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.engine.planning_ranks import refuse_unlike_sections
 from ds_adacc.engine.serving import blocks_to_serve, leave_alone, serve
@@ -84,7 +84,10 @@ def initialize(
         undo.pop_all()
     if section is None and model is not None:
         leave_alone(result[0])
-    if SECTION not in ds_config:
+    if SECTION not in ds_config and (keys := misplaced(ds_config)):
+        text = 'ds_config has no "%s" section: ds_adacc does nothing. Put these keys into one: %s'
+        get_logger().warning(text, SECTION, ", ".join(keys))
+    elif SECTION not in ds_config:
         get_logger().info('ds_config has no "%s" section: ds_adacc does nothing', SECTION)
     elif section is None:
         checkpointing.turn_off()

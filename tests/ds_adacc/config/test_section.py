@@ -302,6 +302,11 @@ def test_a_key_beside_the_section_is_told_to_move_into_it():
     assert load({"memory_budget": 0.4}) is None  # without the section it is not ours
 
 
+def test_a_choice_of_codecs_beside_the_section_is_not_lost():
+    with pytest.raises(ConfigError, match=r"^codecs: the key belongs within 'adacc'$"):
+        load({"adacc": {"memory_budget": 0.4}, "codecs": "none"})
+
+
 def test_what_breaks_a_file_is_said_as_json_says_it(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text('{"adacc": {"enabled": True}}')

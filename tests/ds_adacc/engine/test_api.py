@@ -48,6 +48,16 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
 
 
+def test_keys_without_a_section_are_named(monkeypatch, caplog):
+    monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: (Engine(Translator()), None, None, None))
+    ds_adacc.initialize(model=Translator(), config={"codecs": "none", "memory_budget": 0.4, "train_batch_size": 8})
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        'ds_config has no "adacc" section: ds_adacc does nothing. Put these keys into one: memory_budget, codecs'
+    )
+
+
 def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog):
     monkeypatch.setenv("ADACC_CONFIG", '{"enabled": false}')
     monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
