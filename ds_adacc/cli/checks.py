@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 
 from ds_adacc.environment import CUPY, installed
 
+_NOTHING_KEPT = "no profile is kept, and no journal"
 _CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
 _COMPILED_ON_CPU = "DeepSpeed builds an operator with it, once, when training on the CPU begins"
 _COMPILED_ELSEWHERE = (
@@ -240,8 +241,10 @@ def _cache() -> str:
     except OSError as error:
         raise Absent(f"{type(error).__name__}: {error}", remedy) from error
     path = Path(size["path"]).absolute()
-    folder = next(each for each in (path, *path.parents) if each.exists())
+    folder = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not folder.exists():
+        raise Absent(f"{folder} is a link to {os.readlink(folder)}, which does not exist: {_NOTHING_KEPT}", remedy)
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise Absent(f"{folder} cannot be written to: no profile is kept, and no journal", remedy)
+        raise Absent(f"{folder} cannot be written to: {_NOTHING_KEPT}", remedy)
     count = size["profiles"]
     return f"{size['path']}, {human_bytes(size['bytes'])}, {count} profile{'' if count == 1 else 's'}"

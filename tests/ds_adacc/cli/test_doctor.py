@@ -235,6 +235,13 @@ def test_a_file_in_place_of_the_cache_is_told_of_and_left_alone(document, monkey
     assert path.read_bytes() == b"not a folder"
 
 
+def test_a_cache_folder_that_links_to_nothing_is_told_of(cache):
+    cache.symlink_to("/scratch/of/another/node")
+    told = f"{cache} is a link to /scratch/of/another/node, which does not exist: no profile is kept, and no journal"
+    remedy = "set XDG_CACHE_HOME to a folder that you may write to"
+    assert checks.finding_of("profile cache", checks._cache) == Finding("profile cache", False, False, told, remedy)
+
+
 def test_a_cache_folder_that_cannot_be_made_is_told_of(cache):
     cache.write_text("a file where the folder would be")
     told = f"{cache} cannot be written to: no profile is kept, and no journal"
