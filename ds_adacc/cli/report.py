@@ -86,6 +86,13 @@ def _view(path: Path, happened: Sequence[events.JournalEvent], is_full: bool) ->
     parts += [Text(f"{event.time:%H:%M:%S}: engine.step() raised an error:\n{event.text}") for event in refused]
     if not happened:
         parts.append(Text("the journal holds no event yet"))
+    elif not plans and not refused and (starts := _of(events.Started, happened)) and not starts[-1].blocks:
+        parts.append(
+            Text(
+                "no plan, as no block was found in the model. If it does not run its blocks through "
+                "ds_adacc.checkpointing, list the class names of its layers in adacc.blocks"
+            )
+        )
     elif not plans and not refused:
         parts.append(
             Text(

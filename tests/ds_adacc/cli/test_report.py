@@ -232,6 +232,14 @@ def test_a_run_still_going_is_told_of_so_far(path, document, said):
     assert f"no plan yet: the last event is of {json.loads(first)['time'][11:19]}. The first plan comes" in shown
 
 
+def test_a_run_without_blocks_says_what_to_do(path, said):
+    path.unlink()
+    Journal(path).write("start", **{**START, "blocks": []})
+    code, shown, _ = said("report", str(path))
+    assert (code, "no plan yet" in shown) == (0, False)
+    assert "no plan, as no block was found in the model. If it does not run" in shown
+
+
 def test_a_run_that_ended_as_no_plan_fits_says_what_would(path, document, said):
     first, *_ = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first)
