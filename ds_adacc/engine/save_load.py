@@ -155,7 +155,8 @@ def _facts(engine: Any) -> dict[str, Any]:
 def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """A message about the first fact that differs from the checkpoint, or ""."""
     if document["format"] != state_file.FORMAT:
-        return f"the checkpoint's state format was {document['format']} and is {state_file.FORMAT}"
+        by = "another version of ds_adacc saved the checkpoint's plan"
+        return f"{by}, in format {document['format']}; this one reads format {state_file.FORMAT}"
     saved = document["facts"]
     names = (name for name in {**facts, **saved} if saved.get(name) != facts.get(name))
     return next((f"the checkpoint's {name} was {saved.get(name)} and is {facts.get(name)}" for name in names), "")

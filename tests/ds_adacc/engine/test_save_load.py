@@ -224,7 +224,8 @@ def test_another_version_world_or_format_plans_anew(saved, caplog, monkeypatch):
     now = resume.state_file.FORMAT
     monkeypatch.setattr(resume.state_file, "FORMAT", now + 1)
     (said,) = resumed(saved, caplog, Engine())
-    assert said == f"a new plan is made: the checkpoint's state format was {now} and is {now + 1}"
+    by = "a new plan is made: another version of ds_adacc saved the checkpoint's plan"
+    assert said == f"{by}, in format {now}; this one reads format {now + 1}"
 
 
 def test_a_file_of_another_save_is_of_no_use(saved, caplog):
