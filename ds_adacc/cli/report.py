@@ -43,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Answer:
     """The journal as tables. Raises BadInput for one that is missing or garbled."""
-    path = arguments.journal or journal.latest()
+    try:
+        path = arguments.journal or journal.latest()
+    except OSError as error:
+        text = "the folder of the journals cannot be read"
+        raise BadInput(f"{text}: {error}. Name a journal, or set XDG_CACHE_HOME as in the run") from error
     if path is None:
         raise BadInput(
             f"no run has left a journal in {journal.folder()}. If that folder could not be written to, the log of the "

@@ -33,14 +33,20 @@ def default_path(now: datetime, pid: int) -> Path:
 
 
 def latest() -> Path | None:
-    """The journal in `folder` of the run that began last, or None."""
+    """The journal in `folder` of the run that began last, or None. Raises OSError for a folder that cannot be read."""
     return next(reversed(_oldest_first()), None)
 
 
 def _oldest_first() -> list[Path]:
-    """The journals in `folder`. A file that the user has named is none: it is never deleted."""
-    journals = (path for path in folder().glob("*.jsonl") if _NAME.fullmatch(path.name))
-    return sorted(journals, key=lambda path: path.stem)
+    """The journals in `folder`. A file that the user has named is none: it is never deleted.
+
+    Raises OSError for a folder that cannot be read.
+    """
+    try:
+        names = os.listdir(folder())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((folder() / name for name in names if _NAME.fullmatch(name)), key=lambda path: path.stem)
 
 
 class Journal:
@@ -86,9 +92,10 @@ class Journal:
 
 def _delete_oldest() -> None:
     """Make room for a new journal among those that are kept: they would fill the disk."""
-    for path in _oldest_first()[: -(_KEPT - 1)]:
-        with contextlib.suppress(OSError):  # another run has deleted it, or the folder is only readable: no harm
-            path.unlink()
+    with contextlib.suppress(OSError):  # of a folder that cannot be read; writing tells of it
+        for path in _oldest_first()[: -(_KEPT - 1)]:
+            with contextlib.suppress(OSError):  # another run has deleted it, or the folder is only readable: no harm
+                path.unlink()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -265,6 +265,16 @@ def test_without_any_journal_the_folder_is_named(cache, said):
     assert told.startswith(f"ds_adacc report: no run has left a journal in {cache / 'runs'}. If that folder could not")
 
 
+def test_a_folder_of_journals_that_cannot_be_looked_at_is_named(monkeypatch, tmp_path, said):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / (300 * "x")))
+    code, out, told = said("report")
+    assert (code, out) == (2, "")
+    assert told.startswith(
+        "ds_adacc report: the folder of the journals cannot be read: [Errno 36] File name too long: "
+    )
+    assert told.endswith("Name a journal, or set XDG_CACHE_HOME as in the run\n")
+
+
 def test_a_missing_journal_is_bad_input(tmp_path, said):
     path = tmp_path / "missing.jsonl"
     assert said("report", str(path), "--json") == (2, "", f"ds_adacc report: {path}: No such file or directory\n")

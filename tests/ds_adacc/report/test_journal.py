@@ -137,6 +137,13 @@ def test_any_other_bad_line_is_an_error_with_its_number(line, told, path):
     assert str(error.value).startswith(f"{path}:2: {told}")
 
 
+def test_a_folder_that_cannot_be_looked_at_does_not_stop_a_run(warnings, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / (300 * "x")))  # even root may not: the name is too long
+    Journal.of_this_run().write("start")
+    (warning,) = warnings()
+    assert warning.startswith(f"the run goes on without its journal {tmp_path}")
+
+
 def test_a_missing_journal_is_an_error_with_its_name(path):
     with pytest.raises(JournalError) as error:
         read(path)
