@@ -67,7 +67,7 @@ def explained(
         lines.append(f"The largest tensors that even a lean plan holds, over all blocks: {'; '.join(largest)}.")
     met = (recordings[each.name] for each in problem.block_types if each.name in recordings)
     reasons = {recording.name: recording.remarks_on_replays for recording in met}
-    lines += [f"Why no more of {name} is recomputed: {'; '.join(each)}." for name, each in reasons.items() if each]
+    lines += [f"Why no more of {name} is recomputed: {'. '.join(each)}." for name, each in reasons.items() if each]
     return BudgetTooSmall(refusal, "\n  ".join(lines))
 
 

@@ -87,6 +87,7 @@ def test_it_tells_why_no_more_is_recomputed():
     line = ReadsData.forward.__code__.co_firstlineno + 1
     why = f" Why no more of ReadsData is recomputed: test_budget_error.py:{line} (forward) reads data into Python"
     assert str(caught.value).count(why) == 1
+    assert "pass it as an argument. To have the block recomputed as a whole, call it by" in str(caught.value)
 
 
 class Draws(zoo.GPTBlock):
