@@ -86,7 +86,8 @@ class Retained(Holder):
         if self.tensor is None:
             raise never_saved(self.name)
         if self.tensor._version != self.version:
-            raise modified(f"value {self.name}", self.tensor, self.version)
+            what = "a saved tensor" if self.name == UNPLANNED else f"value {self.name}"
+            raise modified(what, self.tensor, self.version)
         return self.tensor
 
     unpack = get
