@@ -116,7 +116,9 @@ def configure(
         get_logger().info("activation_checkpointing: ds_adacc ignores %s", ", ".join(options.without_effect))
     if section is not None and section.compact is not None and not registry.has_engines:
         get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
-    if section is None and SECTION not in ds_config:
+    if section is None and SECTION in ds_config:
+        _tell_of_off()
+    elif section is None:
         section = _default_section()
     registry.configure(section, options, mpu_)
     registry.is_set_up = True
@@ -193,10 +195,14 @@ def turn_off() -> None:
 
     Not if `configure` or another engine has set it up. A line of log says which key it is.
     """
-    get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
+    _tell_of_off()
     if not registry.is_configured:
         registry.configure(None)
         registry.is_set_up = True
+
+
+def _tell_of_off() -> None:
+    get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
 
 
 def tell_of_options(ds_config: Mapping[str, Any]) -> None:

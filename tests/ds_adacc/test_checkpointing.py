@@ -331,8 +331,11 @@ def test_without_a_section_the_defaults_are_in_force_and_one_line_says_so(config
     assert len([r for r in caplog.records if 'no "adacc" section: its defaults are in force' in r.getMessage()]) == 1
 
 
-def test_a_disabled_section_just_calls():
+def test_a_disabled_section_just_calls(caplog):
+    caplog.set_level("INFO", logger="ds_adacc")
     checkpointing.configure(None, {"adacc": {"enabled": False}})
+    told = 'the "adacc" section of ds_config says "enabled": false: ds_adacc does nothing'
+    assert [record.getMessage() for record in caplog.records] == [told]
     assert checkpointing.is_configured() and checkpointing.registry.runtime is None
     assert checkpointing.checkpoint(lambda x: [x], 3) == 3
     checkpointing.partition_activations_in_checkpoint(True)
