@@ -252,7 +252,7 @@ class StepController:
         if is_first:
             reason = "first step recorded"
         elif self.agreement.undecided:
-            reason = "new shapes recorded"
+            reason = "new shapes or programs recorded"
         largest, others = self.new_sizes.adopter.largest(live_sets)
         self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.

@@ -279,7 +279,7 @@ def test_blocks_of_another_program_are_told_of_and_planned_for_in_the_same_budge
     budget = engine.adacc.runtime.controller.plan.budget
     engine.step(time=7)
     assert "the checkpoint's plan is for other blocks or input sizes" in caplog.text
-    assert engine.adacc.runtime.controller.plan.reason == "new shapes recorded"
+    assert engine.adacc.runtime.controller.plan.reason == "new shapes or programs recorded"
     assert engine.adacc.runtime.controller.plan.budget == budget
 
 
