@@ -36,7 +36,8 @@ class Backward(NamedTuple):
 def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
     """What each operator costs, on the block's own tensors. One that no policy could replay costs nothing in a replay.
 
-    Values that have died are rebuilt as forward made them, and held from their operator to their last reader.
+    Values that have died are rebuilt as forward made them, and held from their operator to their last reader. What an
+    operator in place overwrites is replayed with it, but each of the two has a backward step.
     """
     device = tensors.device
     rebuildable = recording.segments.rebuildable
@@ -48,8 +49,9 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         inputs = {need: tensors[need] for need in op.needs}
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
-        if index not in recording.backward.writes_to_views:
-            costs[index] = _of_backward(op, inputs, recording, seconds, device)
+        for part in op.parts:
+            if part.index not in recording.backward.writes_to_views:
+                costs[part.index] = _of_backward(part, inputs, recording, seconds, device)
         costs[index] = replace(costs[index], replay_bytes=replayed, replay_seconds=seconds)
         del inputs
         died = {i for i in op.outputs if i is not None and last.get(i, -1) > index and tensors.at_hand(i) is None}

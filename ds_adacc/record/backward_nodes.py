@@ -97,23 +97,32 @@ class BackwardNodes:
         """The nodes that are no leaves, in the order in which they were made, and the call that each is of.
 
         The cast of a parameter comes before the node that reads it first. Autocast may have kept it from another call.
-        Casts that no node reads come last: the block returns them.
+        Casts that no node reads come last: the block returns them. The nodes of a view of what was written to by
+        another view come before the first node that reads it, too: autograd makes them only while it makes that.
         """
         found: dict[Node, _Call] = {}
         unread: dict[Node, _Call] = {}
         for node in sorted(itertools.filterfalse(is_leaf, nodes), key=_number):
-            call = self._call_of(node)
+            if node in found:
+                continue
+            late = _made_later(node)
+            call = self._call_of(node, len(late))
             if is_cast(node):
                 unread[node] = call._replace(op=None)
                 continue
+            for behind in late:
+                found.setdefault(behind, call._replace(op=None))
             for target in targets(node):
                 if target is not None and is_cast(target[0]):
                     found.setdefault(target[0], call._replace(op=None))
             found[node] = call
         return {**found, **{cast: call for cast, call in unread.items() if cast not in found}}
 
-    def _call_of(self, node: Node) -> _Call:
-        """The call about to run when autograd made the node. It has no operator if the node is not its own."""
+    def _call_of(self, node: Node, late: int) -> _Call:
+        """The call about to run when autograd made the node. It has no operator if the node is not its own.
+
+        `late`: how many nodes behind it were made after it.
+        """
         number = _number(node)
         place = bisect_right(self._calls, number, key=lambda call: call.began)
         if kind_of(node) == WRITE_TO_VIEW and place:  # unlike others, it is made when the call has run
@@ -121,7 +130,7 @@ class BackwardNodes:
         if place == len(self._calls):
             return _Call(number, None, self._ops_done)
         call = self._calls[place]
-        return call if call.began == number + 1 else call._replace(op=None)
+        return call if call.began == number + 1 + late else call._replace(op=None)
 
 
 def _outside(node: Node, place: int) -> BackwardNode:
@@ -143,6 +152,18 @@ def _made(node: Node, call: _Call, edges: Mapping[tuple[Node, int], Edge]) -> Ba
         is_whole = is_same and not gives_views(node)
         gives.append(replace(edges[target], is_passed_on=is_same, is_turned=transposes(node), is_whole=is_whole))
     return BackwardNode(kind_of(node), gets(node), tuple(gives), call.op, call.ops_done, makes_zeros=makes_zeros(node))
+
+
+def _made_later(node: Node) -> list[Node]:
+    """The nodes behind this one that were made after it, in the order in which they were made."""
+    found: set[Node] = set()
+    todo = [node]
+    while todo:
+        behind = (target[0] for target in targets(todo.pop()) if target is not None)
+        later = {each for each in behind if not is_leaf(each) and _number(each) > _number(node)} - found
+        found |= later
+        todo += later
+    return sorted(found, key=_number)
 
 
 def _look(tensor: torch.Tensor) -> Hashable:

@@ -49,6 +49,7 @@ class Draft:
         self._ops: list[RecordedOp] = []
         self._detached: set[int] = set()  # the operators that seem to be, and write nothing
         self._positions: list[Position] = []
+        self._early: list[int] = []  # the positions that were saved for an operator that has not been noted yet
         self._remarks: dict[str, None] = {}
         self._compiled = CompiledCode()
         self._masks: set[int] = set()
@@ -210,10 +211,24 @@ class Draft:
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
         op = self.nodes.saver(tensor, len(self._ops)) if function is None else function.index
+        if op == len(self._ops):
+            self._early.append(len(self._positions))
         self._positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
+
+    def note_call(self, began: int, op: RecordedOp | None, written: Sequence[torch.Tensor]) -> None:
+        """Note which operator a call of the dispatcher's has become, as of `BackwardNodes.note`.
+
+        It is the one for which autograd has saved tensors before it ran. Meanwhile others may have been put before it.
+        """
+        self.nodes.note(began, op, written)
+        for position in self._early:
+            self._positions[position] = replace(
+                self._positions[position], op=len(self._ops) if op is None else op.index
+            )
+        self._early = []
 
     def count_operators(self) -> int:
         """How many operators have run so far."""

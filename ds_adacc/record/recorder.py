@@ -303,7 +303,7 @@ class Recorder(BesideCompiled):
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""
         op, known = self.draft.note(ran), self.draft.known
         if ran.began is not None:
-            self.draft.nodes.note(ran.began, op, ran.written)
+            self.draft.note_call(ran.began, op, ran.written)
         if op is None or not op.replayable:
             return op
         runs_python = any(

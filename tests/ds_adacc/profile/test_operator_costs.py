@@ -143,6 +143,18 @@ def test_where_copies_fail_all_of_the_workspace_is_early(monkeypatch):
     assert all(cost.early_bytes == cost.backward_bytes for cost in costs)
 
 
+def test_what_is_overwritten_in_place_has_a_backward_step_of_its_own():
+    """It is replayed together with what overwrites it."""
+
+    def block(x):
+        return torch.ops.ds_adacc_test.greedy(x).mul_(2.0).tanh()
+
+    found = captured(block, torch.randn(8, WIDTH, requires_grad=True))
+    costs = operator_costs(found.recording, found.tensors, Timer(CPU))
+    taken = {op.short_name: cost.backward_bytes for op, cost in zip(found.recording.ops, costs, strict=True)}
+    assert taken == {"greedy": 3 * MIB, "mul_": 0, "tanh": 0}
+
+
 def test_pointwise_operators_have_no_workspace():
     taken = by_name(lambda x: torch.mul(x, x).exp())
     assert taken["mul"] == taken["exp"] == (0, 0)

@@ -288,3 +288,20 @@ def test_operators_that_get_a_part_of_a_gradient_or_a_turned_one():
         return joined.sigmoid(), turned.relu(), x.tan().view(-1), x.sqrt()
 
     assert strided(block) == ["sin", "cos", "tanh", "add"]
+
+
+def test_the_node_of_a_view_of_what_another_view_wrote_to_comes_before_its_reader():
+    """Autograd makes it as late as while it makes the reader's, and visits it after that."""
+
+    def block(x):
+        y = x.sin().view(6, WIDTH)
+        y[:, :5] += x.cos().sum((0, 1))[:5]
+        return y.exp() * 2.0
+
+    graph = graph_of(block)
+    assert [(kind, op) for kind, op, _, _ in made(graph)][-3:] == [
+        ("AsStridedBackward0", None),
+        ("ExpBackward0", 5),
+        ("MulBackward0", 6),
+    ]
+    assert all(edge is None or edge.node < n for n, node in enumerate(graph.nodes) for edge in node.gives)

@@ -63,6 +63,18 @@ def test_a_cast_stands_right_before_what_reads_it_first():
         assert len(readers) == 1 and all(other in casts_of_parameters(recording) for other in between)
 
 
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_what_is_saved_before_a_cast_is_of_the_operator_that_saves_it(cache_enabled):
+    """Autograd saves what a Linear reads. Then the cast of the bias is noted, and then its matrix product."""
+    block, args = example()
+    with autocast(cache_enabled=cache_enabled):
+        recording = record(block, args, {})
+    savers = [recording.ops[position.op] for position in recording.positions]
+    assert sum(op.short_name == "addmm" for op in savers) == 8  # the input and the weight of four Linears
+    casts = {op.index for op in casts_of_parameters(recording)}
+    assert not casts.intersection(position.op for position in recording.positions)
+
+
 def test_without_the_cache_each_call_casts_for_itself():
     block, args = example()
     with autocast(cache_enabled=False):
