@@ -88,7 +88,10 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
             unpacked.setdefault(position.op, {})[position.value] = None
     gradients = GradientMemory(recording.backward)
     costs = [*costs, OperatorCost()]  # the last is for views after the last operator
-    steps = gradients.steps({*unpacked, *gradients.makers})
+    ops = {*unpacked, *gradients.makers}
+    if not ops and recording.backward.ends:  # only sums and views: they take memory all the same
+        ops = {0}
+    steps = gradients.steps(ops)
     events = []
     for op, step in steps.items():
         after = max(step.after, gradients.left + _of_whole_inputs(recording)) if op == min(steps) else step.after
