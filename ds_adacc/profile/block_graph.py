@@ -91,10 +91,10 @@ def _events(recording: Recording, costs: Sequence[OperatorCost]) -> tuple[planne
     ops = {*unpacked, *gradients.makers}
     if not ops and recording.backward.ends:  # only sums and views: they take memory all the same
         ops = {0}
-    steps = gradients.steps(ops)
+    steps, last = gradients.steps(ops), min(ops, default=0)
     events = []
     for op, step in steps.items():
-        after = max(step.after, gradients.left + _of_whole_inputs(recording)) if op == min(steps) else step.after
+        after = max(step.after, gradients.left + _of_whole_inputs(recording)) if op == last else step.after
         during = step.during + costs[op].backward_bytes
         most = max(during, after)
         made, late = 0, most - during

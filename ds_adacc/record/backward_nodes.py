@@ -156,14 +156,9 @@ def _made(node: Node, call: _Call, edges: Mapping[tuple[Node, int], Edge]) -> Ba
 
 def _made_later(node: Node) -> list[Node]:
     """The nodes behind this one that were made after it, in the order in which they were made."""
-    found: set[Node] = set()
-    todo = [node]
-    while todo:
-        behind = (target[0] for target in targets(todo.pop()) if target is not None)
-        later = {each for each in behind if not is_leaf(each) and _number(each) > _number(node)} - found
-        found |= later
-        todo += later
-    return sorted(found, key=_number)
+    behind = (target[0] for target in targets(node) if target is not None)
+    later = nodes_behind(behind, set(), since=_number(node) + 1)
+    return sorted(itertools.filterfalse(is_leaf, later), key=_number)
 
 
 def _look(tensor: torch.Tensor) -> Hashable:
