@@ -87,12 +87,12 @@ class Calibration:
 
         `origins`: of each block type whose policies were adopted from another input size, the type at that size.
         """
-        excess = excesses(measured, known_types)
+        excess, by_policy = excesses(measured, known_types), excesses_by_policy(measured, known_types)
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
             _warn_of_others(self._log, known_types[digest], _size(excess.pop(digest)))
         excess = at_planned_sizes(excess, known_types, origins)
         agreed = {digest: known_types[digest].in_force.correction for digest in excess}
-        found = peak(plan, excess)
+        found = peak(plan, excess, by_policy)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
         is_seen = len(unseen) < len(excess)
         _tell_of_unseen(self._log, unseen, is_seen)
@@ -135,6 +135,17 @@ def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType])
         if excess is not None:
             found[call.digest] = excess.larger(found[call.digest]) if call.digest in found else excess
     return found
+
+
+def excesses_by_policy(
+    measured: Iterable[Measured], known_types: Mapping[str, KnownType]
+) -> dict[tuple[str, planner.Policy], Correction]:
+    """As `excesses`, of each policy that a block type has run."""
+    calls: dict[tuple[str, planner.Policy], list[Measured]] = {}
+    for call in measured:
+        calls.setdefault((call.digest, call.policy), []).append(call)
+    found = {key: excesses(alike, known_types).get(key[0]) for key, alike in calls.items()}
+    return {key: excess for key, excess in found.items() if excess is not None}
 
 
 def at_planned_sizes(
@@ -202,19 +213,33 @@ def _size(excess: Correction) -> int:
     return max(abs(excess.forward), abs(excess.backward or 0))
 
 
-def peak(plan: Plan, excess: Mapping[str, Correction]) -> Pair | None:
-    """The planned peak of the groups that ran, and their peak with the excess of their calls. None if no group ran."""
+def peak(
+    plan: Plan,
+    excess: Mapping[str, Correction],
+    by_policy: Mapping[tuple[str, planner.Policy], Correction],
+) -> Pair | None:
+    """The planned peak of the groups that ran, and their peak with the excess of their calls. None if no group ran.
+
+    The blocks of a type may run several policies. Each counts with its own excess, as far as that was measured:
+    what one of them takes beyond its prediction, another one may have been predicted to take.
+    """
     groups = [group for group in plan.groups if any(block_type.name in excess for block_type in group.block_types)]
     if not groups:
         return None
     peaks = []
     for group in groups:
-        block_types = (
-            replace(block_type, profile=excess.get(block_type.name, Correction()).applied_to(block_type.profile))
-            for block_type in group.problem.block_types
-        )
+        known: planner.Simulations = {}
+        block_types = []
+        for block_type in group.problem.block_types:
+            name, profile = block_type.name, block_type.profile
+            most = excess.get(name, Correction())
+            block_types.append(replace(block_type, profile=most.applied_to(profile)))
+            for (digest, policy), own in by_policy.items():
+                if digest == name and name in excess:
+                    own = own if own.backward is not None else replace(own, backward=most.backward)
+                    known[name, policy] = planner.simulate(own.applied_to(profile), policy)
         corrected = replace(group.problem, block_types=tuple(block_types))
-        peaks.append(replace(group, problem=corrected).peak_of(group.solution.policies))
+        peaks.append(replace(group, problem=corrected).peak_of(group.solution.policies, known))
     return Pair(max(group.solution.peak for group in groups), max(peaks))
 
 

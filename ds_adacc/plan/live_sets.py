@@ -99,9 +99,12 @@ class Component:
         """What the simulator says of these policies, with the peak of the live set that takes the most."""
         return replace(planner.evaluate_per_block(self.problem, policies), peak=self.peak_of(policies))
 
-    def peak_of(self, policies: Sequence[TypePolicies]) -> int:
-        """Peak bytes of the live set that takes the most; `policies` are by block type of the problem."""
-        return max(planner.peak_bytes(one, chosen) for one, chosen in self.by_live_set(policies))
+    def peak_of(self, policies: Sequence[TypePolicies], known: planner.Simulations | None = None) -> int:
+        """Peak bytes of the live set that takes the most; `policies` are by block type of the problem.
+
+        `known`: as of `planner.peak_bytes`.
+        """
+        return max(planner.peak_bytes(one, chosen, known) for one, chosen in self.by_live_set(policies))
 
     def seconds_of(self, policies: Sequence[TypePolicies]) -> float:
         """Seconds added to one forward and backward of the live set to which they add the most."""

@@ -176,6 +176,22 @@ def test_a_model_that_is_right_is_left_alone(equal_times):
     assert seen[0].seconds.observed > 0
 
 
+def test_what_one_policy_takes_beyond_its_prediction_another_does_not_take():
+    """The first block alone recomputes. It begins when nothing is held, so 4 MiB more do not matter there."""
+    runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.9)
+    (group,) = runtime.controller.plan.groups
+    (block_type,) = group.block_types
+    first, others = planner.recompute_policy(block_type.profile), planner.retain_policy(block_type.profile)
+    policies = ((first, *[others] * (block_type.blocks - 1)),)
+    planned = group.peak_of(policies)
+    solution = replace(group.solution, policies=policies, peak=planned)
+    plan = replace(runtime.controller.plan, groups=(replace(group, solution=solution),))
+    name, more = block_type.name, Correction(4 << 20)
+    own = {(name, first): more, (name, others): Correction()}
+    assert calibration.peak(plan, {name: more}, own) == Pair(planned, planned)
+    assert calibration.peak(plan, {name: more}, {}).observed > planned
+
+
 def test_the_time_of_a_forward_that_checks_a_predicted_size_is_no_observation(monkeypatch):
     """The check takes ten times as long as the forward."""
     calls = []
