@@ -339,7 +339,7 @@ def test_a_call_that_runs_another_program_was_not_alive_beside_the_others(caplog
     """
 
     def before(step):
-        torch.compiler.set_stance("force_eager" if step in (3, 4) else "default")
+        torch.compiler.set_stance("force_eager" if step in (4, 5) else "default")
 
     plain, _ = train(stack(count=3), prepare=in_place, lengths=(48,) * 8, before=before)
     torch._dynamo.reset()
