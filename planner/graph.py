@@ -23,7 +23,8 @@ class Value:
     op that makes it, None for a block input or for a value that cannot be rebuilt. `storable` says that the executor
     can hold it, because autograd saves it or because it is a block input. `on_request`: it takes memory only if it is
     stored. `alive_until`: the op of forward until which it is alive whatever is stored, also after its last reader; -1
-    if none keeps it so.
+    if none keeps it so. `cached`: a cache outside of the block holds it until the forward of the whole model has ended,
+    whatever is stored, as autocast's holds its casts of weights.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Value:
     storable: bool
     on_request: bool = False
     alive_until: int = -1
+    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ class BlockGraph:
         last = [len(self.ops) - 1] * len(self.values)
         for index, op in enumerate(self.ops):
             for value in op.inputs:
-                if self.values[value].producer is not None:
+                if self.values[value].producer is not None and not self.values[value].cached:
                     last[value] = max(index, self.values[value].alive_until)
         last = [-1 if value.on_request else end for value, end in zip(self.values, last, strict=True)]
         return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))

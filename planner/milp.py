@@ -81,7 +81,7 @@ class Tightens(Protocol):
 
 
 class BlockTypeModel:
-    """One block type in the model. At every moment of its call: `others` + bytes alive in the call <= `limit`.
+    """One block type in the model. At every moment of its call: what is beside it + bytes alive in the call <= a limit.
 
     A constraint for each event of backward and each op of forward would be far too many, and few ever bind. So they are
     added only for moments at which a solution breaks the limit, until no solution does.
@@ -90,46 +90,46 @@ class BlockTypeModel:
     def __init__(self, model: mip.Model, block_type: BlockType, granule: int, max_gradient_error: float | None) -> None:
         self.variables = BlockVariables(model, in_granules(block_type.profile, granule), max_gradient_error)
         self.memory = BlockMemory(self.variables)
-        self._rows: list[tuple[mip.LinExpr, set[int]]] = []
+        self._beside: list[mip.LinExpr] = []  # in backward, and in forward, less the limit
+        self._known: set[int] = set()  # the moments that have a constraint
         self._expressions: dict[int, mip.LinExpr] = {}
 
-    def watch(self, others: mip.LinExpr, limit: mip.LinExpr) -> None:
-        """Keep what is alive in the call, with `others` beside it, below `limit`."""
-        self._rows.append((others - limit, set()))
+    def watch(self, others: mip.LinExpr, cached: mip.LinExpr, limit: mip.LinExpr) -> None:
+        """Keep what is alive in the call below `limit`, with `others` beside it, and in forward with `cached` too."""
+        self._beside = [others - limit, others + cached - limit]
 
     def expect(self, policy: Policy) -> None:
         """Add constraints for the moments at which this policy takes the most: the solution may be like it."""
-        for beside, known in self._rows:
-            self._add(beside, known, dict(enumerate(self._moments(policy))))
+        self._add(dict(enumerate(self._moments(policy))))
 
     def tighten(self) -> bool:
         """Add constraints for moments at which the model's present solution breaks a limit; False if there are none."""
-        moments = self._moments(self.variables.policy())
-        found = 0
-        for beside, known in self._rows:
-            room = 0.5 - beside.x
-            over = {moment: alive for moment, alive in enumerate(moments) if alive > room and moment not in known}
-            found += self._add(beside, known, over)
-        return found > 0
+        room = [0.5 - beside.x for beside in self._beside]
+        moments = enumerate(self._moments(self.variables.policy()))
+        over = {moment: alive for moment, alive in moments if alive > room[self._is_forward(moment)]}
+        return self._add({moment: alive for moment, alive in over.items() if moment not in self._known})
 
-    def _add(self, beside: mip.LinExpr, known: set[int], amounts: Mapping[int, float]) -> int:
-        """Add constraints for the moments of the largest amounts; returns how many."""
+    def _add(self, amounts: Mapping[int, float]) -> bool:
+        """Add constraints for the moments of the largest amounts; False if there are none."""
         worst = sorted(amounts, key=amounts.__getitem__, reverse=True)[:_ROWS_AT_ONCE]
         for moment in worst:
-            known.add(moment)
-            self.variables.model += beside + self._at(moment) <= 0
-        return len(worst)
+            self._known.add(moment)
+            self.variables.model += self._beside[self._is_forward(moment)] + self._at(moment) <= 0
+        return bool(worst)
 
     def _moments(self, policy: Policy) -> tuple[int, ...]:
         """The bytes alive at each event of backward, then at each op of forward."""
         run = simulate(self.variables.profile, policy)
         return *run.timeline, *run.forward
 
+    def _is_forward(self, moment: int) -> bool:
+        return moment >= len(self.variables.profile.graph.events)
+
     def _at(self, moment: int) -> mip.LinExpr:
         if moment not in self._expressions:
-            events = len(self.variables.profile.graph.events)
-            backward = moment < events
-            self._expressions[moment] = self.memory.at(moment) if backward else self.memory.in_forward(moment - events)
+            op = moment - len(self.variables.profile.graph.events)
+            is_forward = self._is_forward(moment)
+            self._expressions[moment] = self.memory.in_forward(op) if is_forward else self.memory.at(moment)
         return self._expressions[moment]
 
 

@@ -32,6 +32,14 @@ class BlockMemory:
             parts.extend(offer.nbytes * var for offer, var in self._variables.compressions(index))
         return mip.xsum(parts)
 
+    def cached(self) -> mip.LinExpr:
+        """Bytes that are alive beside those held until the forward of the whole model has ended (`Value.cached`)."""
+        return mip.xsum(
+            value.nbytes * (1 - self._variables.retained(index))
+            for index, value in enumerate(self._graph.values)
+            if value.cached
+        )
+
     def in_forward(self, number: int) -> mip.LinExpr:
         """Bytes alive when an op runs in forward, with the largest workspace of the codecs and the op at work."""
         parts: list[Expr] = [self._graph.forward_overhead]

@@ -9,7 +9,7 @@ two neighbours are in the other order, to swap them does not raise the peak.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mip
@@ -60,6 +60,10 @@ class _Run:
         calls = self.block_type.calls_per_block
         return mip.xsum(calls * choice.run.held * choice.blocks for choice in self.choices[:upto])
 
+    def cached(self, upto: int | None = None) -> mip.LinExpr:
+        """What caches hold of the blocks that take one of the first `upto` choices (`Simulation.cached`)."""
+        return mip.xsum(c.run.cached * c.blocks for c in self.choices[:upto] if c.run.cached)
+
     def error(self) -> mip.LinExpr:
         return mip.xsum(self.block_type.calls_per_block * c.point.error * c.blocks for c in self.choices)
 
@@ -72,14 +76,15 @@ class _Run:
         """The policy of each block, in forward order."""
         return [choice.point.policy for choice in self.choices for _ in range(round(choice.blocks.x))]
 
-    def transient(self) -> mip.LinExpr:
-        """The largest transient that is taken: the smallest on offer, and each step up that a block needs."""
-        sizes = [choice.run.transient for choice in self.choices]
+    def largest(self, size_of: Callable[[Simulation], int]) -> mip.LinExpr:
+        """The largest such size of the choices taken: the smallest on offer, and each step up that a block needs."""
+        choices = sorted(self.choices, key=lambda choice: size_of(choice.run), reverse=True)
+        sizes = [size_of(choice.run) for choice in choices]
         parts: list[mip.LinExpr | int] = [sizes[-1]]
         for upto, (size, smaller) in enumerate(itertools.pairwise(sizes), 1):
             if size > smaller:
                 needed = self._model.add_var(var_type=mip.BINARY)
-                self._model += mip.xsum(choice.blocks for choice in self.choices[:upto]) <= self._blocks * needed
+                self._model += mip.xsum(choice.blocks for choice in choices[:upto]) <= self._blocks * needed
                 parts.append((size - smaller) * needed)
         return mip.xsum(parts)
 
@@ -97,8 +102,14 @@ def _without_carried(block_type: BlockType) -> BlockType:
     return replace(block_type, profile=replace(block_type.profile, graph=graph))
 
 
-# a run, what is held when a block that takes the choice begins its backward, the choice
-Row = tuple[_Run, mip.LinExpr, _Choice]
+@dataclass
+class _Row:
+    """A constraint of a block that takes this choice: `beside` and what it `needs` besides are below the peak."""
+
+    run: _Run
+    choice: _Choice
+    beside: mip.LinExpr
+    needs: int
 
 
 class PerBlockModel:
@@ -171,37 +182,41 @@ class PerBlockModel:
     def tighten(self) -> bool:
         """Add constraints for the choices whose transient breaks the limit in the solution; False if there are none."""
         room = self._peak.x - self._fetch.x + 0.5
-        broken = [
-            (run, held, choice)
-            for run, held, choice in self._rows
-            if choice.blocks.x > 0.5 and held.x + choice.run.transient > room
-        ]
-        for run, held, choice in broken:
-            need = choice.run.transient * run.taken(choice)
-            self._model += held + need + self._fetch <= self._peak
-        added = [choice for _, _, choice in broken]
-        self._rows = [row for row in self._rows if all(row[2] is not choice for choice in added)]
+        broken = [row for row in self._rows if row.choice.blocks.x > 0.5 and row.beside.x + row.needs > room]
+        for row in broken:
+            needed = row.needs * row.run.taken(row.choice)
+            self._model += row.beside + needed + self._fetch <= self._peak
+        self._rows = [row for row in self._rows if all(row is not other for other in broken)]
         return bool(broken)
 
     def _bound_peak(self) -> None:
-        """Keep what is alive during every block's backward below the peak; `_rows` wait until `tighten` needs them."""
+        """Keep what is alive during every block's call below the peak; `_rows` wait until `tighten` needs them."""
         self._reserve_fetch()
+        cached = mip.xsum(run.cached() for run in self._runs)
         for block in self._last:
             others = mip.xsum(run.held() for run in self._runs)
-            block.watch(others + self._fetch, mip.xsum([self._peak]))
+            block.watch(others + self._fetch, cached, mip.xsum([self._peak]))
         if self._problem.order:
             self._rows = list(self._in_order())
             return
         self._rows = []
         for run in self._runs:
-            self._model += self._held() + run.transient() + self._fetch <= self._peak
+            alive = self._held() + self._fetch
+            self._model += alive + run.largest(lambda call: call.transient) <= self._peak
+            if cached.expr:
+                self._model += alive + cached + run.largest(lambda call: call.forward_transient) <= self._peak
 
-    def _in_order(self) -> Iterator[Row]:
+    def _in_order(self) -> Iterator[_Row]:
         self._model += self._held() + self._fetch <= self._peak
         for number, run in enumerate(self._runs):
-            before = mip.xsum(earlier.held() for earlier in self._runs[:number])
+            held = mip.xsum(earlier.held() for earlier in self._runs[:number])
+            cached = mip.xsum(earlier.cached() for earlier in self._runs[:number])
             for place, choice in enumerate(run.choices, 1):
-                yield run, before + run.held(place), choice
+                left = held + run.held(place)
+                yield _Row(run, choice, left, choice.run.transient)
+                kept = cached + run.cached(place)
+                if kept.expr:
+                    yield _Row(run, choice, left + kept, choice.run.forward_transient)
 
     def _reserve_fetch(self) -> None:
         """Reserve room for what comes back from the host while another block's backward runs."""

@@ -35,15 +35,16 @@ def simulations(problem: Problem, policies: Policies, known: Simulations | None 
 def peak_bytes(problem: Problem, policies: Policies, known: Simulations | None = None) -> int:
     """The most bytes of activations in a step: the paper's M_act (equation 8), with the transient that it leaves out.
 
-    In forward, what the calls hold adds up; what one of them offloads is copied while the next one runs. Backward takes
-    the calls one by one. In a known order, a call finds only what the calls before it in forward hold. In an unknown
-    order, any call may be the first, and find what all hold. `known` and ValueError as in `simulations`.
+    In forward, what the calls hold adds up, and so does what caches hold besides; what one of them offloads is copied
+    while the next one runs. Backward takes the calls one by one. In a known order, a call finds only what the calls
+    before it in forward hold. In an unknown order, any call may be the first, and find what all hold. `known` and
+    ValueError as in `simulations`.
     """
     runs = simulations(problem, policies, known)
     if problem.order:
         calls = _calls(problem, runs)
-        # What the calls before hold, and what the last of them still copies to the host.
-        held = accumulate(call.held for call in calls)
+        # What the calls before hold, what caches do, and what the last of them still copies to the host.
+        held = accumulate(call.held + call.cached for call in calls)
         before = [0, *(total + call.fetched for total, call in zip(held, calls, strict=True))]
         forward = max(there + max(call.forward, default=0) for there, call in zip(before, calls, strict=False))
         return max(forward, *(alive for _, alive in timeline_of(problem, runs)))
@@ -90,4 +91,6 @@ def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> int:
     pairs = zip(problem.block_types, runs, strict=True)
     held = sum(block_type.calls_per_block * run.held for block_type, of_type in pairs for run in of_type)
     every = [run for of_type in runs for run in of_type]
-    return held + max(run.transient for run in every) + max(run.fetched for run in every)
+    # A cache holds one copy for all calls of a block.
+    forward = sum(run.cached for run in every) + max(run.forward_transient for run in every)
+    return held + max(forward, *(run.transient for run in every)) + max(run.fetched for run in every)

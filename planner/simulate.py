@@ -5,6 +5,9 @@ reads, is alive to the end. From then on only what the policy stores of it is al
 value. What is offloaded, a value or its payload, is alive to the end, and beside the forward of the next call: it is
 being copied.
 
+What a cache outside of the block holds (`Value.cached`) stays beside the forwards of the calls that follow, too, and is
+gone when backward begins.
+
 In backward, each event requests its values. A retained value is there. A compressed one is decompressed at its first
 request. Any other is rebuilt by replaying its producer: this requests the producer's inputs in turn, and also makes its
 other outputs that are not stored. Copies are freed at the end of the event that uses them last, except for what only
@@ -35,7 +38,8 @@ class Simulation:
     event of backward, with the largest workspace of the codecs and operators at work. `seconds`: what replays, codecs
     and transfers add. `fetched`: bytes that are copied to the host while forward runs the call after this one, and come
     back while backward does. `carried`: bytes of the timeline that are not there in the last block in forward order
-    (`BlockGraph.carried_bytes`).
+    (`BlockGraph.carried_bytes`). `cached`: bytes that are alive beside what is held until the forward of the whole
+    model has ended (`Value.cached`).
     """
 
     held: int
@@ -44,6 +48,7 @@ class Simulation:
     seconds: float
     fetched: int = 0
     carried: int = 0
+    cached: int = 0
 
     @property
     def inner_peak(self) -> int:
@@ -54,6 +59,11 @@ class Simulation:
     def transient(self) -> int:
         """What forward or backward needs beyond what the call holds."""
         return max(0, self.inner_peak - self.held)
+
+    @property
+    def forward_transient(self) -> int:
+        """What forward needs beyond what is there when it has ended."""
+        return max(0, max(self.forward, default=0) - self.held - self.cached)
 
 
 @dataclass
@@ -187,6 +197,11 @@ def _bytes_of(profile: Profile, policy: Policy, value: int) -> int:
     return profile.codec(value, store).payload_bytes if is_offloaded(store) else policy.stored_bytes(profile, value)
 
 
+def _cached_bytes(profile: Profile, policy: Policy) -> int:
+    pairs = zip(profile.graph.values, policy.stores, strict=True)
+    return sum(value.nbytes for value, store in pairs if value.cached and store != RETAIN)
+
+
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
     """By value, the cost of the codec chosen for it, and of its transfers if it is offloaded."""
     stores = enumerate(policy.stores)
@@ -206,4 +221,5 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
         backward.seconds(),
         fetched,
         profile.graph.carried_bytes,
+        _cached_bytes(profile, policy),
     )

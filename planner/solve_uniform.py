@@ -105,8 +105,11 @@ class UniformModel:
         self._held = self._total(held)
         fetch = self._most([block.variables.host_bytes() for block in self._blocks])
         self._model += self._held + fetch <= self._peak
-        for block, own in zip(self._blocks, held, strict=True):
-            block.watch(self._held - own + fetch, mip.xsum([self._peak]))
+        cached = [block.memory.cached() for block in self._blocks]
+        pairs = zip(self._block_types, cached, strict=True)
+        all_cached = mip.xsum(block_type.blocks * expr for block_type, expr in pairs)
+        for block, own, own_cached in zip(self._blocks, held, cached, strict=True):
+            block.watch(self._held - own + fetch, all_cached - own_cached, mip.xsum([self._peak]))
 
     def expect(self, guess: Solution) -> None:
         """Add at once the constraints that this guess comes closest to breaking."""

@@ -42,14 +42,18 @@ def examples(count):
 def graphs(draw, sizes, ops=5):
     """Up to `ops` with one or two outputs each, some not replayable, values some not storable; up to four events."""
     values = [("input", None, True)]
-    made = []
+    made, cached = [], [False]
     for index in range(draw(st.integers(1, ops))):
         inputs = draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=2))
         outputs = tuple(range(len(values), len(values) + draw(st.sampled_from([1, 1, 2]))))
         values += [(f"v{output}", index, draw(st.sampled_from([True, True, False]))) for output in outputs]
+        cached += [draw(st.sampled_from([False, False, True])) for _ in outputs]
         replayable = draw(st.sampled_from([True, True, True, False]))
         made.append(Op(f"op{index}", tuple(inputs), outputs, replayable, draw(sizes)))
-    values = tuple(Value(name, "any", draw(sizes), producer, storable) for name, producer, storable in values)
+    values = tuple(
+        Value(name, "any", draw(sizes), producer, storable, cached=each)
+        for (name, producer, storable), each in zip(values, cached, strict=True)
+    )
     usable = BlockGraph(values, tuple(made), ()).rebuildable_ops
     needed = [index for index, value in enumerate(values) if value.storable or value.producer in usable]
     events = draw(st.lists(st.lists(st.sampled_from(needed), unique=True, max_size=3), min_size=1, max_size=4))
@@ -126,11 +130,12 @@ def points(profile, max_gradient_error=None):
 
 def walk(calls):
     """The peak of one forward over the calls, and of one backward, last first."""
-    most, alive = 0, []
+    most, alive, cached = 0, [], 0
     for call in calls:
         copied = calls[len(alive) - 1].fetched if alive else 0
-        most = max(most, sum(alive) + copied + max(call.forward, default=0))
+        most = max(most, sum(alive) + cached + copied + max(call.forward, default=0))
         alive.append(call.held)
+        cached += call.cached
     most = max(most, sum(alive) + sum(call.fetched for call in calls[-2:]))
     while alive:
         most = max(most, sum(alive))

@@ -27,9 +27,18 @@ from ds_adacc.planner.milp_memory import BlockMemory
 
 
 def outcomes(profile, max_gradient_error):
-    """The undominated (microseconds, held, transient, fetched) over all feasible policies of one block type."""
+    """The undominated outcomes over all feasible policies of one block type.
+
+    An outcome: microseconds, bytes held, transient, fetched, cached, and alive in forward beyond those held and cached.
+    """
     runs = (point.simulation for point in points(profile, max_gradient_error))
-    return undominated((microseconds(run.seconds), run.held, run.transient, run.fetched) for run in runs)
+    return undominated(
+        (microseconds(run.seconds), run.held, run.transient, run.fetched, run.cached, beyond(run)) for run in runs
+    )
+
+
+def beyond(run):
+    return max(run.forward, default=0) - run.held - run.cached
 
 
 def all_outcomes(problem):
@@ -38,9 +47,10 @@ def all_outcomes(problem):
     for combination in itertools.product(*choices):
         counts = [block_type.count for block_type in problem.block_types]
         held = sum(count * run[1] for count, run in zip(counts, combination, strict=True))
-        transient, fetched = (max(run[part] for run in combination) for part in (2, 3))
+        cached = sum(count * run[4] for count, run in zip(counts, combination, strict=True))
+        transient, fetched, forward = (max(run[part] for run in combination) for part in (2, 3, 5))
         seconds = sum(count * run[0] for count, run in zip(counts, combination, strict=True))
-        yield held + transient + fetched, seconds
+        yield held + max(transient, cached + forward) + fetched, seconds
 
 
 def check(problem, slack):

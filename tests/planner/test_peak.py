@@ -77,6 +77,25 @@ def test_what_later_blocks_leave_is_there_in_all_but_the_last():
     assert peak_bytes(problem, [[LEAN] * 2, [LEAN]]) == 40 + 30 + 70
 
 
+def test_what_caches_hold_adds_up_in_forward_and_is_gone_in_backward(block):
+    values = tuple(replace(value, cached=value.name == "a") for value in block.graph.values)
+    cached = replace(block, graph=replace(block.graph, values=values))  # under REPLAY 40; forward 150 210 240 260
+    problem = Problem((BlockType("block", cached, 3),), order=("block",) * 3)
+    for policies, peak in {
+        (REPLAY, REPLAY, REPLAY): 2 * (100 + 40) + 260,  # in backward 2 * 100 + 245
+        (KEEP, REPLAY, KEEP): 210 + (100 + 40) + 260,
+        (KEEP, KEEP, REPLAY): 210 + 210 + 260,
+    }.items():
+        assert peak_bytes(problem, [policies]) == peak
+    unordered = replace(problem, order=())
+    # forward ends with 3 * (100 + 40), and needs 120 besides. (245 - 100 in backward)
+    assert peak_bytes(unordered, [[REPLAY] * 3]) == 3 * (100 + 40) + (260 - 140)
+    assert peak_bytes(unordered, [[KEEP] * 3]) == 3 * 210 + (260 - 210)
+    # The calls of one block find one copy in the cache.
+    twice = replace(problem, block_types=(BlockType("block", cached, 4, calls_per_block=2),), order=())
+    assert peak_bytes(twice, [[REPLAY] * 2]) == 4 * 100 + 2 * 40 + (260 - 140)
+
+
 def test_the_peak_may_fall_in_forward_of_the_last_block(block):
     """Backward takes 60 bytes at most, forward 260 in any case."""
     short = replace(block, graph=replace(block.graph, events=(Event("c", (3,), 0),)))

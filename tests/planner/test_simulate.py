@@ -100,6 +100,18 @@ def test_forward_overhead_is_there_throughout_forward(block):
     assert (more.inner_peak, more.transient) == (242 + 33, 242 + 33 - 115)
 
 
+def test_what_a_cache_holds_stays_to_the_end_of_forward_whatever_is_stored(block):
+    """The cache holds `a` of 40 bytes, which `grow` reads last."""
+    values = tuple(replace(value, cached=value.name == "a") for value in block.graph.values)
+    cached = replace(block, graph=replace(block.graph, values=values))
+    replay = Policy(("retain", None, None, None, None, None))
+    without = simulate(block, replay)
+    assert without.forward == (150, 210, 200, 220)
+    assert simulate(cached, replay) == replace(without, forward=(150, 210, 200 + 40, 220 + 40), cached=40)
+    retain = Policy(("retain", "retain", None, None, None, None))
+    assert simulate(cached, retain) == simulate(block, retain)
+
+
 def forward_by_steps(profile, policy):
     """The bytes at each op, by a walk that knows what is still to be read."""
     graph, line = profile.graph, []
@@ -116,7 +128,11 @@ def forward_by_steps(profile, policy):
         line.append(graph.forward_overhead + alive + workspace)
         to_read = {value for later in graph.ops[number + 1 :] for value in later.inputs}
         done = {value for value in op.inputs if graph.values[value].producer is not None and value not in to_read}
-        full -= {value for value in done if policy.stores[value] not in ("retain", OFFLOAD)}
+        full -= {
+            value
+            for value in done
+            if policy.stores[value] not in ("retain", OFFLOAD) and not graph.values[value].cached
+        }
     return tuple(line)
 
 

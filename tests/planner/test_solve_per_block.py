@@ -239,8 +239,11 @@ def runs_on_offer(problem, single):
         profile = problem.block_types[place].profile
         profile = replace(profile, graph=replace(profile.graph, carried_bytes=0))
         every = (point.simulation for point in points(profile, bound))
-        best = undominated((run.held, run.inner_peak, microseconds(run.seconds)) for run in every)
-        last = [Simulation(held, (), (inner_peak,), seconds * MICROSECOND) for held, inner_peak, seconds in best]
+        best = undominated((run.held, max(run.forward), max(run.timeline), microseconds(run.seconds)) for run in every)
+        last = [
+            Simulation(held, (forward,), (backward,), seconds * MICROSECOND)
+            for held, forward, backward, seconds in best
+        ]
         blocks[-1] = (place, last)
     return blocks
 
@@ -250,7 +253,8 @@ def peak_of(problem, places, runs):
     if problem.order:
         return walk(runs)
     held = sum(problem.block_types[place].calls_per_block * run.held for place, run in zip(places, runs, strict=True))
-    return held + max(run.transient for run in runs) + max(run.fetched for run in runs)
+    forward = sum(run.cached for run in runs) + max(max(run.forward) - run.held - run.cached for run in runs)
+    return held + max(forward, *(run.transient for run in runs)) + max(run.fetched for run in runs)
 
 
 def quickest(problem, single, budget):

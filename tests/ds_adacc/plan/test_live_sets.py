@@ -35,19 +35,24 @@ def requests(draw):
     return PlanRequest({name: planner.BlockType(name, *of_type) for name, of_type in drawn.items()}, (AB, AC))
 
 
+def beyond(run):
+    """What forward needs beyond what it leaves behind."""
+    return max(run.forward, default=0) - run.held - run.cached
+
+
 def smallest_possible(request):
     """The least that the larger of the two peaks can be."""
     runs = {
         name: undominated(
-            (run.held * block_type.count, run.transient, run.fetched)
+            (run.held * block_type.count, run.transient, run.fetched, run.cached * block_type.count, beyond(run))
             for run in (point.simulation for point in points(block_type.profile))
         )
         for name, block_type in request.block_types.items()
     }
 
     def peak(*chosen):
-        held, transients, fetched = zip(*chosen, strict=True)
-        return sum(held) + max(transients) + max(fetched)
+        held, transients, fetched, cached, forward = zip(*chosen, strict=True)
+        return sum(held) + max(*transients, sum(cached) + max(forward)) + max(fetched)
 
     # b and c never meet: for each choice of a, each takes what is best beside it
     return min(max(min(peak(a, other) for other in runs[name]) for name in "bc") for a in runs["a"])
