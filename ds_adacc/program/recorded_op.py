@@ -58,6 +58,7 @@ class RecordedOp:
     `python_reads`: what its kernel reads besides its arguments, if that is Python. `detached`: no gradient passes
     through it, since it ran under `torch.no_grad`, or read only tensors that require none. If it writes to a value
     that has a gradient, that gradient stays. None: it seemed so, but what it has made was seen to have a gradient.
+    `cached`: autocast keeps what it makes, a cast of a weight, until its context ends.
     """
 
     index: int
@@ -71,6 +72,7 @@ class RecordedOp:
     written: tuple[int, ...] = ()
     python_reads: PythonReads | None = field(default=None, repr=False)
     detached: bool | None = False
+    cached: bool = False
 
     @property
     def name(self) -> str:

@@ -195,6 +195,11 @@ class Draft:
             self._detached.add(op.index)
         return op
 
+    def note_cached(self, ops: Iterable[int]) -> None:
+        """Note that autocast keeps what these operators have made, casts of weights, until its context ends."""
+        for index in ops:
+            self._ops[index] = replace(self._ops[index], cached=True)
+
     def refuse_last(self, reason: str) -> None:
         """The last operator is not replayed."""
         self._ops[-1] = replace(self._ops[-1], refusal=reason)

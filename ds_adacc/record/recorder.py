@@ -61,7 +61,7 @@ class Recorder(BesideCompiled):
         self._thread = threading.get_ident()
         self._closure = call.closure  # not the call, which keeps its arguments alive
         self._casts = Casts()
-        self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
+        self._cast_by: dict[int, Cast] = {}  # by operator
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
         self._kernel: KernelCall | None = None  # the call of an operator of the user's that is under way
@@ -268,7 +268,9 @@ class Recorder(BesideCompiled):
         self.draft.discard(discarded)
         for remark in kept_by_arguments(arguments, self.draft.known):
             self.draft.remark(remark)
-        kept = (index for index, cast in self._found.items() if not is_autocasts(cast))
+        cached = {index for index, cast in self._cast_by.items() if is_autocasts(cast)}
+        self.draft.note_cached(cached)
+        kept = (index for index, cast in self._cast_by.items() if cast.is_found and index not in cached)
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 
     # -- bookkeeping
@@ -296,8 +298,8 @@ class Recorder(BesideCompiled):
         for each in self._casts.read(given, self.draft.known):
             call = OperatorCall(CAST, ((each.parameter,), {"dtype": each.cast.dtype}), self.draft)
             op = self._note(call.executed(each.cast, None, self._has_collective))
-            if each.is_found and op is not None:
-                self._found[op.index] = each
+            if op is not None:
+                self._cast_by[op.index] = each
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""

@@ -282,7 +282,9 @@ def _skeleton(recording: Recording) -> Hashable:
         (v.index, v.origin, v.producer, v.output, v.source, v.requires_grad, v.overwritten, v.dynamic, v.role, v.device)
         for v in recording.values
     )
-    ops = tuple((op.name, op.outputs, op.refusal, op.detached, op.draw and op.draw.position) for op in recording.ops)
+    ops = tuple(
+        (op.name, op.outputs, op.refusal, op.detached, op.cached, op.draw and op.draw.position) for op in recording.ops
+    )
     places = tuple((position.op, position.discarded) for position in recording.positions)
     without_constants = extract_numbers((int, *CONSTANTS), _tree(recording), [])
     return values, ops, places, recording.backward.structure, without_constants
