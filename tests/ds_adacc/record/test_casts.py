@@ -9,6 +9,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.capture import capture
 from ds_adacc.runtime.runtime import Runtime
 
@@ -51,6 +52,25 @@ def test_a_cast_that_is_saved_before_it_is_read():
         makes, finds = (record(block, (torch.randn(2, 3, 8, requires_grad=True),), {}) for _ in range(2))
     assert makes.digest == finds.digest and refusals(makes) == refusals(finds) == {None}
     assert {value.origin for value in finds.values} == {"input", "made"}
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_it_is_known_which_casts_autocast_keeps(cache_enabled):
+    block, args = example()
+    with autocast(cache_enabled=cache_enabled):
+        recordings = [record(block, args, {}) for _ in range(2)]
+    for recording in recordings:
+        assert [op for op in recording.ops if op.cached] == casts_of_parameters(recording) * cache_enabled
+        kept = [value.name for value in block_graph(recording).values if value.cached]
+        assert len(kept) == 8 * cache_enabled
+
+
+def test_a_cast_that_the_block_makes_itself_is_not_kept():
+    """It looks like one of autocast's, and stands beside one."""
+    block, args = Scaling(True, torch.bfloat16), (torch.randn(3, zoo.WIDTH, requires_grad=True),)
+    with autocast():
+        recording = record(nn.Sequential(block, nn.Linear(zoo.WIDTH, 2, bias=False)), args, {})
+    assert [op.cached for op in recording.ops if op.short_name == CAST] == [False, False, True]
 
 
 def test_a_cast_stands_right_before_what_reads_it_first():
@@ -140,7 +160,7 @@ class TwoTowers:
     def __init__(self):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(zoo.GPTBlock(zoo.WIDTH, 4, 0.0) for _ in range(2))
-        section = {"memory_budget": 0.29, "codecs": "none", "rectifier": {"enabled": False}}
+        section = {"memory_budget": 120 << 10, "codecs": "none", "rectifier": {"enabled": False}}
         # Where all costs are equal, the solver takes seconds to prove that no plan is better than the one it has.
         section["solver"] = {"max_seconds": 0.5}
         self.runtime = Runtime(load({"adacc": section}), stepped=True)
