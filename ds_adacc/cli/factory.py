@@ -109,7 +109,7 @@ class Factory:
 def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     """Run one forward and backward at this micro-batch size, and measure each block type. Raises BadInput."""
     model, args, kwargs = factory.make(batch)
-    runtime = Runtime(section, stepped=True)
+    runtime = Runtime(section, has_engine=True)
     try:
         blocks = find_blocks(model, section.blocks)
         refuse_compiled(model, blocks, zero_stage=0)

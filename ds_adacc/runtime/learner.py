@@ -84,7 +84,7 @@ class Learner:
         if captured.recording is None:
             self._note_failure(called)
             return Learned(captured)
-        recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
+        recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.has_engine)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None and not recording.is_whole:  # of a block recomputed as a whole it is a part
             again = f"it calls {checkpoint} in its forward, which recomputes what runs in it, whatever the plan says"

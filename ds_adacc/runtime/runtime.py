@@ -58,15 +58,15 @@ _OTHER_THREAD = "another thread runs a block at the same time"
 class Runtime:
     """Runs the calls of the blocks. Its `controller` divides them into steps.
 
-    `calls` counts the calls, and `recordings` counts the recorded ones. With an engine attached (`stepped`), the engine
-    says when a step ends, and the rectifier runs if the section enables it.
+    `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, an
+    engine says when a step ends, and the rectifier runs if the section enables it.
     """
 
     def __init__(
         self,
         config: AdaccConfig,
         ranks: Ranks | None = None,
-        stepped: bool = False,
+        has_engine: bool = False,
         cache: ProfileCache | None = None,
         journal: Journal | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Runtime:
             Coordinator(Agreement(config, self.codecs), ranks or Ranks()),
             self._binder,
             journal or Journal(None),
-            stepped,
+            has_engine,
         )
         self.calls = 0
         self.recordings = 0

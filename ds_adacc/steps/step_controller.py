@@ -58,8 +58,8 @@ _MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
 class StepController:
     """Owns the current step and the schedule of the next ones, and decides when a plan changes.
 
-    `stepped`: there is an engine, and plans change only at its step boundaries. Without one, a forward that follows a
-    backward begins a new step; this must happen on all `ranks` at the same time.
+    `has_engine`: an engine calls `end_step` at its steps, and plans change only then. Without one, a forward that
+    follows a backward begins a new step; this must happen on all `ranks` at the same time.
     `plan`: the plan in force. `observation`: of the first step under it; None before that step has ended.
     `has_run_a_plan`: a step has run the policies of any plan, without trials; the same on all ranks.
     `tracks`: there are tracking steps. `review`: the rectifier's result for the step that has just ended; None if that
@@ -71,13 +71,13 @@ class StepController:
         coordinator: Coordinator,
         binder: Binder,
         journal: Journal,
-        stepped: bool,
+        has_engine: bool,
     ) -> None:
         self.agreement = coordinator.agreement
         self.journal = journal
         self.ranks = coordinator.ranks
-        self.stepped = stepped
-        self.tracks = stepped and self.agreement.config.rectifier.enabled
+        self.has_engine = has_engine
+        self.tracks = has_engine and self.agreement.config.rectifier.enabled
         self.plan_log = PlanLog(self.agreement, journal, self.ranks)
         self._coordinator = coordinator
         self._binder = binder
@@ -116,7 +116,7 @@ class StepController:
         """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
         self.end_pending_pass()
         self._end_pass_if_over()
-        if self.stepped or not self.step.was_observed:
+        if self.has_engine or not self.step.was_observed:
             return
         if self.step.is_partly_observed:
             # Calls before the new block were not counted: observe a whole step.
@@ -134,7 +134,7 @@ class StepController:
             return
         if not self.step.current_pass.has_backward:
             self.step.drop_pass()
-        elif self.stepped:
+        elif self.has_engine:
             self.end_backward()
         elif not self.step.was_observed:  # without an engine, a new step begins after an observed backward
             self.step.drop_pass()
@@ -236,7 +236,7 @@ class StepController:
         is_quiet = purpose is Purpose.RUN
         if is_quiet:
             is_unsettled = self.observation is None or bool(self.pending) or self.pending.wants_observation
-            if not self.stepped:  # without an engine, only a step that is observed has an end
+            if not self.has_engine:  # without an engine, only a step that is observed has an end
                 is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
             purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)

@@ -413,7 +413,7 @@ def test_contiguous_buffers_are_refused_as_deepspeed_refuses_them():
 
 
 def test_an_engine_goes_on_serving():
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     checkpointing.configure(None, checkpoint_in_cpu=True)
     checkpointing.use(runtime)
     assert checkpointing.is_configured() and runtime.agreement.inputs == InputPlacement(on_host=True)
@@ -422,7 +422,7 @@ def test_an_engine_goes_on_serving():
 
 
 def test_an_engine_that_is_gone_leaves_everything_as_before():
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     checkpointing.use(runtime)
     block, args, kwargs = zoo.example("llama")
     checkpointing.checkpoint(block, *args, **kwargs).sum().backward()
@@ -438,7 +438,7 @@ def test_an_engine_that_is_gone_leaves_everything_as_before():
 
 def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
     unit, section = Mpu(), {**LOSSLESS, "memory_budget": 0.4}
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     checkpointing.use(runtime)
     checkpointing.configure(unit, {"adacc": section}, checkpoint_in_cpu=True)
     assert checkpointing.registry.runtime is runtime and runtime.agreement.inputs == InputPlacement(on_host=True)
@@ -450,7 +450,7 @@ def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
 
 
 def test_an_engine_that_the_program_has_dropped_does_not_serve_beyond_configure(uncollected):
-    runtime, section = Runtime(load({"adacc": LOSSLESS}), stepped=True), {**LOSSLESS, "memory_budget": 0.4}
+    runtime, section = Runtime(load({"adacc": LOSSLESS}), has_engine=True), {**LOSSLESS, "memory_budget": 0.4}
     runtime.engine = runtime  # an engine is part of cycles
     checkpointing.use(runtime)
     del runtime
@@ -470,7 +470,7 @@ class Unready:
 def test_a_configure_that_fails_changes_nothing(has_engine, monkeypatch):
     monkeypatch.setattr(deepspeed.checkpointing, "mpu", None)
     checkpointing.configure(None, {"adacc": LOSSLESS})
-    engines = [Runtime(load({"adacc": LOSSLESS}), stepped=True)] if has_engine else []
+    engines = [Runtime(load({"adacc": LOSSLESS}), has_engine=True)] if has_engine else []
     for runtime in engines:
         checkpointing.use(runtime)
     before = dict(vars(checkpointing.registry))

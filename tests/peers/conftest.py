@@ -49,7 +49,7 @@ class Peer:
             return self._runs(case, f"{error.smallest}B")
 
     def _runs(self, case, budget):
-        self.runtime = Runtime(load({"adacc": {**SECTION, "memory_budget": budget}}), stepped=True)
+        self.runtime = Runtime(load({"adacc": {**SECTION, "memory_budget": budget}}), has_engine=True)
         checkpointing.use(self.runtime)
         seen = []
         for _ in range(3 if self.is_planned else 2):

@@ -111,7 +111,7 @@ class Engine:
         torch.manual_seed(0)
         config = load({"adacc": SECTION | section})
         self.module = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
-        self.adacc = Adacc(Runtime(config, stepped=True))
+        self.adacc = Adacc(Runtime(config, has_engine=True))
         self.global_steps = 0
         self.train_micro_batch_size_per_gpu = lambda: micro_batch
         self.save_checkpoint = hooked(self, "save_checkpoint", save_checkpoint)

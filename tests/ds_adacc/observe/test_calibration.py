@@ -308,7 +308,7 @@ def test_a_profiler_on_another_thread(caplog):
 def test_blocks_inside_reentrant_checkpoints_are_run_but_not_measured():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     exact = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1GiB"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1GiB"}}), has_engine=True)
     model.step(runtime.checkpoint)
     exact.step(lambda block, x: block(x))
     runtime.controller.end_step()

@@ -30,7 +30,7 @@ class Training:
     def __init__(self, layers=3, others=SECTION, **rectifier):
         torch.manual_seed(0)
         section = load({"adacc": {"max_gradient_error": None, **others, "rectifier": {"max_interval": 8, **rectifier}}})
-        self.runtime = Runtime(section, stepped=True)
+        self.runtime = Runtime(section, has_engine=True)
         self.adacc = Adacc(self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
         self.scale = torch.ones(zoo.WIDTH)  # of the inputs' channels
@@ -269,7 +269,7 @@ class Branching(nn.Module):
 def test_a_call_that_takes_another_branch_in_a_tracking_step_is_exact():
     torch.manual_seed(0)
     section = {"codecs": "paper", "max_gradient_error": None, "memory_budget": 0.6, "rectifier": {"max_interval": 2}}
-    runtime = Runtime(load({"adacc": section}), stepped=True)
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
     adacc = Adacc(runtime)
     blocks = nn.ModuleList(Branching() for _ in range(3))
     has_diverged_while_tracking = False

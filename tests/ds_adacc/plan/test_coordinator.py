@@ -157,7 +157,7 @@ def test_errors_that_were_measured_are_not_taken_over_from_another_size():
 
 
 def runtime():
-    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), has_engine=True)
 
 
 def step(runtime, blocks):
@@ -272,7 +272,7 @@ def test_a_kind_that_comes_back_counts_as_before():
 
 
 def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
-    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
+    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), has_engine=True)
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
     ((name, block_type),) = runs.agreement.known_types.items()
@@ -286,7 +286,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
 
 def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     runs = Runtime(
-        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
+        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), has_engine=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
     ((name, block_type),) = runs.agreement.known_types.items()

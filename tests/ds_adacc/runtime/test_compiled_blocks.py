@@ -96,7 +96,7 @@ def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, bef
         prepare(model)
     if codecs is not None:
         section = load({"adacc": {"codecs": codecs, "memory_budget": budget, **section}})
-        runtime = Runtime(section, stepped=True)
+        runtime = Runtime(section, has_engine=True)
         adacc = Adacc(runtime)
         wrap_blocks(find_blocks(model, "auto"), runtime)
     if prepare is around:

@@ -21,7 +21,7 @@ def fresh():
 
 def engine(block):
     """The runtime that an engine would have for this model."""
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), has_engine=True)
     checkpointing.use(runtime, nn.Sequential(block))
     return runtime
 

@@ -48,7 +48,7 @@ class Training:
     def __init__(self):
         section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"max_interval": 64}}
         self.ranks = TwoRanks()
-        self.runtime = Runtime(load({"adacc": section}), self.ranks, stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), self.ranks, has_engine=True)
         self.block = zoo.Tiny()
 
     def step(self, *others):

@@ -17,7 +17,7 @@ class Run:
 
     def __init__(self, journal=None):
         section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"enabled": False}}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True, journal=Journal(journal))
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True, journal=Journal(journal))
         self.block, self.journal = zoo.Tiny(), journal
 
     def step(self):

@@ -59,7 +59,7 @@ def test_a_resumed_run_keeps_to_a_shorter_interval():
 
 
 def runtime():
-    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), has_engine=True)
 
 
 def forward(runs, blocks, length):

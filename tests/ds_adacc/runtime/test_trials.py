@@ -44,14 +44,14 @@ def sharpened(block, scale, bias):
 class Training:
     """Blocks in a row, with and without ds_adacc on the same data; no optimizer."""
 
-    def __init__(self, make=None, budget=0.4, stepped=True, layers=LAYERS, **section):
+    def __init__(self, make=None, budget=0.4, has_engine=True, layers=LAYERS, **section):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(layers))
         # "paper" offers few codecs, so the solver is quick.
         section = {"memory_budget": budget, "codecs": "paper", "solver": {"max_seconds": 1.5}, **section}
         config = load({"adacc": section})
-        self.stepped = stepped
-        self.runtime = Runtime(config, stepped=stepped)
+        self.has_engine = has_engine
+        self.runtime = Runtime(config, has_engine=has_engine)
         self.adacc = Adacc(self.runtime)
         self.x, self.weight = torch.randn(2, 4, TIME, WIDTH).unbind()
         self.purposes = []
@@ -72,7 +72,7 @@ class Training:
         exact = self.gradients(lambda block, x: block(x))
         self.purposes.append(self.runtime.controller.step.purpose)
         found = self.gradients(self.runtime.checkpoint)
-        if self.stepped:
+        if self.has_engine:
             self.adacc.end_step()
         return float((found - exact).norm() / exact.norm())
 
@@ -664,10 +664,10 @@ def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good():
         assert all(count < len(order) for order, count in variant.outliers.values())
 
 
-@pytest.mark.parametrize(("stepped", "weight"), [(True, torch.inf), (False, torch.inf), (True, 0.0)])
-def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(stepped, weight, caplog):
+@pytest.mark.parametrize(("has_engine", "weight"), [(True, torch.inf), (False, torch.inf), (True, 0.0)])
+def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(has_engine, weight, caplog):
     """Nothing else would bring the plan into force: there is no rectifier."""
-    training = Training(**LOSSY, rectifier={"enabled": False}, stepped=stepped)
+    training = Training(**LOSSY, rectifier={"enabled": False}, has_engine=has_engine)
     finite = training.weight
     training.step()
     training.weight = torch.full_like(finite, weight)
@@ -676,7 +676,7 @@ def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(stepped, we
     assert training.run(11)[-1] > 0
     tried = [number for number, purpose in enumerate(training.purposes, start=1) if purpose is Purpose.TRY]
     # without an engine a step ends when the next one begins, after its purpose is noted here
-    assert tried == ([2, 3, 5, 9] if stepped else [3, 4, 6, 10])
+    assert tried == ([2, 3, 5, 9] if has_engine else [3, 4, 6, 10])
     assert len(training.runtime.agreement.errors_in_force()) == LAYERS
     assert caplog.text.count("of 3 blocks could not be measured (the first: GPTBlock)") == 2
     assert "measured again in step 9" in caplog.text
