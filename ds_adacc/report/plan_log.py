@@ -93,7 +93,7 @@ class PlanLog:
 
     def restored(self, plan: Plan, observation: Observation | None, step: int) -> None:
         """The first step has ended of a run that goes on from a checkpoint with this plan."""
-        if all(known.agreed is None for known in self._agreement.known_types.values()):
+        if all(known.plan is None for known in self._agreement.known_types.values()):
             self._decisions = []
             self._log.warning(
                 "the checkpoint's plan is for other blocks or input sizes than those of the first step, so a new plan "

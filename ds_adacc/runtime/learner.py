@@ -272,7 +272,7 @@ class Learner:
                 variant.outliers[index] = order.to(device), count.to(device)
             else:
                 variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
-            if known.agreed is None:
+            if known.plan is None:
                 known.note_outliers(index, int(variant.outliers[index][1]))
 
 

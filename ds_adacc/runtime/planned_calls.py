@@ -209,10 +209,7 @@ class PlannedCalls:
             call = Call(bound, inputs, told, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
         pack: Pack = call.pack
-        if (
-            bound.recording.repeats_collectives
-            and self._controller.agreement.known_types[variant.digest].agreed is None
-        ):
+        if bound.recording.repeats_collectives and self._controller.agreement.known_types[variant.digest].plan is None:
             pack = HostCopies(call.pack).pack
         if tracks and isinstance(call, Call):
             agreement = self._controller.agreement

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ds_adacc import planner
 from ds_adacc.log import is_logged
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AgreedType, KnownType
+from ds_adacc.plan.block_type import KnownType, TypePlan
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies
 from ds_adacc.plan.peak_estimate import estimated_peak, have_plan, peak_without
 from ds_adacc.plan.plan import Plan
@@ -53,7 +53,7 @@ class Adopter:
         They are searched for without a solver. If none fit, the type waits for a plan. If another rank has met these
         sizes first, there are policies: then this rank's blocks only get their indices.
         """
-        if known.agreed is None:
+        if known.plan is None:
             self._adopt_if_fits(known, like)
         elif not self._agreement.forward_order.names(known.recording.digest):
             self._agreement.forward_order.copy_indices(known.recording.digest, like)
@@ -102,12 +102,12 @@ class Adopter:
         programs = self._programs(live_set)
         without = self._peak_of(live_set) if programs else 0
         for name, program in programs.items():
-            if without >= program.origin_bytes or program.origin not in self._agreement.agreed_types:
+            if without >= program.origin_bytes or program.origin not in self._agreement.type_plans:
                 program.origin, program.origin_bytes = name, without
 
     def _is_leaner(self, name: str, origin: str) -> bool:
         """Whether a block of this type runs a policy that is neither the one of its origin nor to retain everything."""
-        types = self._agreement.agreed_types
+        types = self._agreement.type_plans
         retain = planner.retain_policy(types[name].spec.profile)
         pairs = zip(types[name].policies, types[origin].policies, strict=True)
         return any(own not in (retain, inherited) for own, inherited in pairs)
@@ -148,12 +148,12 @@ class Adopter:
         if limit is None or not (mine and below) or agreement.config.forces_compression:
             return False
         types = agreement.known_types
-        lacking = [name for name in mine if types[name].agreed is None] or mine
+        lacking = [name for name in mine if types[name].plan is None] or mine
         for name in lacking:
             smaller = types[below[name]]
             types[name].take_over(smaller)
             search = self._search(types[name], smaller.in_force, alive[name])
-            agreement.adopt(search.agreed(name, search.inherited()), below[name])
+            agreement.adopt(search.plan(name, search.inherited()), below[name])
         peak = self._leaner(alive, lacking, below)
         if peak > limit:
             self._warn(alive, peak, limit)
@@ -211,9 +211,9 @@ class Adopter:
         sizes that was planned for last.
         """
         agreement, program = self._agreement, self._symbolic_types.of(name)
-        if program is not None and program.origin in agreement.agreed_types:
+        if program is not None and program.origin in agreement.type_plans:
             return program.origin
-        if program is None or name in agreement.agreed_types:
+        if program is None or name in agreement.type_plans:
             return agreement.origin(name)
         planned = reversed(agreement.planned_types)
         return next((each for each in planned if self._symbolic_types.of(each) is program), name)
@@ -232,65 +232,65 @@ class Adopter:
         if agreement.budget.limit is None or relative is None or relative is known:
             return False
         known.take_over(relative)
-        if relative.agreed is None:
+        if relative.plan is None:
             return False
-        agreed = relative.agreed
-        search = self._search(known, agreed, alive)
+        plan = relative.plan
+        search = self._search(known, plan, alive)
         # If the number of calls varies, only the end of a pass tells what it takes.
-        limit = agreement.budget.grown(search.without) if self._is_steady(agreed) else agreement.budget.limit
-        policies = self._within(limit, search, known, agreed)
+        limit = agreement.budget.grown(search.without) if self._is_steady(plan) else agreement.budget.limit
+        policies = self._within(limit, search, known, plan)
         if policies is None:
             return False
         agreement.budget.limit = limit
-        agreement.adopt(search.agreed(known.recording.digest, policies), agreed.spec.name)
+        agreement.adopt(search.plan(known.recording.digest, policies), plan.spec.name)
         return True
 
-    def _within(self, limit: int, search: PolicySearch, known: KnownType, agreed: AgreedType) -> TypePolicies | None:
+    def _within(self, limit: int, search: PolicySearch, known: KnownType, plan: TypePlan) -> TypePolicies | None:
         """Policies for the block type within so many bytes. None if none were found."""
         if known.recording.repeats_collectives:  # all ranks have agreed on what runs, whatever the sizes
-            like, blocks = agreed.spec.name, len(agreed.policies)
+            like, blocks = plan.spec.name, len(plan.policies)
             fixed = self._agreement.repeated_policies(search.spec.profile, like, blocks)
             return fixed if search.peak(fixed) <= limit else None
         return search.compressed(limit) if self._agreement.config.forces_compression else search.policies(limit)
 
-    def _is_steady(self, agreed: AgreedType) -> bool:
+    def _is_steady(self, plan: TypePlan) -> bool:
         """Whether all passes had as many calls of these programs alive as are planned for, and each of one size.
 
         These are the program, and those beside which it was planned for: its policies are priced beside these.
         """
-        live_sets = [names for names in self._agreement.live_sets if agreed.spec.name in names]
+        live_sets = [names for names in self._agreement.live_sets if plan.spec.name in names]
         planned = self._agreement.planned_types
         beside = {name: planned[name] for name in frozenset().union(*live_sets) if name in planned}
-        programs = {agreed.spec.name: agreed, **beside}.values()
+        programs = {plan.spec.name: plan, **beside}.values()
         return not any(map(self._has_two_sizes, live_sets)) and all(map(self._has_steady_count, programs))
 
-    def _has_steady_count(self, agreed: AgreedType) -> bool:
+    def _has_steady_count(self, plan: TypePlan) -> bool:
         """Whether all passes had as many calls of this program alive as are planned for."""
         of, types = self._symbolic_types.of, self._agreement.known_types
-        program = of(agreed.spec.name)
+        program = of(plan.spec.name)
         alike = (known for name, known in types.items() if program is not None and of(name) is program)
         fewest = [known.fewest for known in alike if known.fewest is not None]
-        return not fewest or agreed.of_calls(min(fewest)).spec.count == agreed.spec.count
+        return not fewest or plan.of_calls(min(fewest)).spec.count == plan.spec.count
 
-    def _search(self, known: KnownType, agreed: AgreedType, alive: int) -> PolicySearch:
-        """The policies `agreed` on for another size of its program, priced for this block type.
+    def _search(self, known: KnownType, plan: TypePlan, alive: int) -> PolicySearch:
+        """The policies of the `plan` of another size of its program, priced for this block type.
 
         The block type takes over the counts of the other one, until a pass of its own has ended. It is priced for at
         least `alive` calls. A policy that awaits its trial is permitted too: its blocks hold everything exactly until
         then.
         """
         agreement = self._agreement
-        agreed = agreed.of_calls(max(alive, known.count, agreed.spec.count))
+        plan = plan.of_calls(max(alive, known.count, plan.spec.count))
         if known.fewest is None:
-            known.count, known.calls_per_block = agreed.spec.count, agreed.spec.calls_per_block
+            known.count, known.calls_per_block = plan.spec.count, plan.spec.calls_per_block
         # A size that no plan fits is priced beside the others that it was met with, too: alone, all would seem to fit.
         sets, orders = (*agreement.live_sets, *agreement.unfit), agreement.forward_order.orders
-        rejected, name = agreement.approvals.is_rejected, agreed.spec.name
+        rejected, name = agreement.approvals.is_rejected, plan.spec.name
 
         def permit(index: int, policy: planner.Policy) -> bool:
             return not rejected((name, index), policy)
 
-        return PolicySearch(agreed, self._priced(known, agreed), agreement.agreed_types, sets, orders, permit)
+        return PolicySearch(plan, self._priced(known, plan), agreement.type_plans, sets, orders, permit)
 
     def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""
@@ -299,12 +299,12 @@ class Adopter:
         lean = [name for name in lean if not types[name].recording.repeats_collectives]
         if limit is None or not lean or agreement.config.forces_compression:
             return False
-        found = ((name, self._recomputed(name) if name in lean else types[name].agreed) for name in alive)
-        agreed = {name: each for name, each in found if each is not None}
-        if len(agreed) < len(alive) or estimated_peak(agreement, agreed.values(), alive) > limit:
+        found = ((name, self._recomputed(name) if name in lean else types[name].plan) for name in alive)
+        plans = {name: each for name, each in found if each is not None}
+        if len(plans) < len(alive) or estimated_peak(agreement, plans.values(), alive) > limit:
             return False
         for name in sorted(lean):
-            agreement.adopt(agreed[name].of_calls(alive[name]), self._origin(name), is_priced=False)
+            agreement.adopt(plans[name].of_calls(alive[name]), self._origin(name), is_priced=False)
         return True
 
     def _programs(self, names: Collection[str]) -> dict[str, SymbolicType]:
@@ -324,16 +324,16 @@ class Adopter:
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]
         return len(set(programs)) < len(programs)
 
-    def _recomputed(self, name: str) -> AgreedType | None:
-        """What is agreed on for this size of a program if it recomputes all that it can; None if nothing is."""
+    def _recomputed(self, name: str) -> TypePlan | None:
+        """The plan of this size of a program if it recomputes all that it can; None if no size has one."""
         known = self._agreement.known_types[name]
-        relative = self._agreement.agreed_types.get(self._origin(name), known.agreed)
+        relative = self._agreement.type_plans.get(self._origin(name), known.plan)
         if relative is None:
             return None
         spec = replace(relative.spec, name=name, profile=self._priced(known, relative))
         return _recomputing(replace(relative, spec=spec))
 
-    def _priced(self, known: KnownType, relative: AgreedType) -> planner.Profile:
+    def _priced(self, known: KnownType, relative: TypePlan) -> planner.Profile:
         """The profile of a block type, with what was learnt of another size of its program."""
         prices, profile = self._agreement.outlier_prices, self._agreement.profile_of(known)
         return relative.correction.applied_to(prices.at_capacity(profile, known, relative.capacity))
@@ -353,7 +353,7 @@ class Adopter:
             self._agreement.log.warning(text, blocks, *beside, self._above)
 
 
-def _recomputing(agreed: AgreedType) -> AgreedType:
+def _recomputing(plan: TypePlan) -> TypePlan:
     """The block type if all its blocks recompute all that they can."""
-    policies = (planner.recompute_policy(agreed.spec.profile),) * len(agreed.policies)
-    return replace(agreed, policies=policies)
+    policies = (planner.recompute_policy(plan.spec.profile),) * len(plan.policies)
+    return replace(plan, policies=policies)

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
@@ -110,11 +110,11 @@ class PendingLiveSets:
             origin = self._agreement.origin(name)
             counts[origin] = max(len(called.blocks), counts[origin])  # a block that ran at two sizes is one block
             unknown.update(block for block in called.blocks if self._agreement.lacks_index(block, name))
-        planned = {name: self._agreement.agreed_types.get(name) for name in counts}
+        planned = {name: self._agreement.type_plans.get(name) for name in counts}
         grown = {
             name: counts[name]
-            for name, agreed in planned.items()
-            if agreed is not None and counts[name] > max(self._most_blocks[name], _planned_blocks(agreed))
+            for name, plan in planned.items()
+            if plan is not None and counts[name] > max(self._most_blocks[name], _planned_blocks(plan))
         }
         is_due = grown or not unknown <= set(self._asked)
         if is_due and not is_observed:
@@ -181,7 +181,7 @@ class PendingLiveSets:
 
     def forget_planned(self) -> None:
         """There is a new plan: forget which live sets have one."""
-        for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
+        for name in self._most_blocks.keys() - self._agreement.type_plans.keys():
             del self._most_blocks[name]
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
         self._steps_since_plan = 0
@@ -204,6 +204,6 @@ def _without(names: Collection[str], live_sets: Mapping[LiveSet, Known]) -> dict
     return {live_set: each for live_set, each in live_sets.items() if live_set.isdisjoint(names)}
 
 
-def _planned_blocks(agreed: AgreedType) -> int:
+def _planned_blocks(plan: TypePlan) -> int:
     """How many blocks the plan is for. Where these share a policy, nobody knows: at most as many as there are calls."""
-    return agreed.spec.blocks if agreed.spec.blocks > 1 else agreed.spec.count
+    return plan.spec.blocks if plan.spec.blocks > 1 else plan.spec.count

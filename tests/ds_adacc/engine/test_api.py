@@ -338,7 +338,7 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
     adacc.end_step()
     plan, agreement = adacc.runtime.controller.plan, adacc.runtime.agreement
     (longer,) = plan.block_types
-    (shorter,) = (agreement.agreed_types[name].spec for name in agreement.origins)
+    (shorter,) = (agreement.type_plans[name].spec for name in agreement.origins)
     assert longer.count == shorter.count == 3
     for each in (longer, shorter):
         retained = planner.Problem((each,)), [planner.retain_policy(each.profile)]

@@ -299,7 +299,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     assert block_type.outlier_codec(index) == "outlier"
     stores = tuple("outlier8" if i == index else None for i in range(len(block_type.profile.codecs)))
     policies = (replace(block_type.policies[0], stores=stores),)
-    runs.agreement.agreed_types[name] = replace(block_type.agreed, policies=policies)
+    runs.agreement.type_plans[name] = replace(block_type.plan, policies=policies)
     assert block_type.outlier_codec(index) == "outlier8"
     assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 

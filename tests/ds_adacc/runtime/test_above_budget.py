@@ -50,7 +50,7 @@ def test_larger_lengths_run_the_policies_of_the_smallest_that_is_too_large(train
         training.compare(length)
         assert {training.agreement.origin(name) for name in ran(training)} == unfit
         (name,) = ran(training)
-        policies = {training.agreement.agreed_types[each].policies for each in (name, *unfit)}
+        policies = {training.agreement.type_plans[each].policies for each in (name, *unfit)}
         assert len(policies) == 1
     assert len(planned) == 2
 
@@ -62,7 +62,7 @@ def test_smaller_lengths_are_planned_for_or_adopt_from_what_fits(training, plann
     assert len(planned) == 3  # 98 might have fitted
     (name,) = ran(training)
     assert training.agreement.origin(name) not in unfit
-    assert estimated_peak(training.agreement, [training.agreement.agreed_types[name]]) <= 400 << 10
+    assert estimated_peak(training.agreement, [training.agreement.type_plans[name]]) <= 400 << 10
 
 
 def test_each_of_the_first_larger_lengths_is_warned_of(training, caplog):
@@ -74,7 +74,7 @@ def test_each_of_the_first_larger_lengths_is_warned_of(training, caplog):
     (name,) = ran(training)
     assert said[0].startswith("GPTBlock: no plan is known that fits the budget at the new input sizes")
     assert "above the budget of 400.00 KiB (new sizes like these so far: 3)" in said[2]
-    assert estimated_peak(training.agreement, [training.agreement.agreed_types[name]]) > 400 << 10
+    assert estimated_peak(training.agreement, [training.agreement.type_plans[name]]) > 400 << 10
 
 
 def test_of_two_programs_both_must_be_as_large(planned):
@@ -109,7 +109,7 @@ def test_a_type_that_kept_its_policies_above_the_budget_hands_on_none_that_take_
         training.step(pair)
     agreement = training.runtime.agreement
     names = {block.variants()[0].digest for block in training.runtime.controller.blocks.all()}
-    agreed = [agreement.agreed_types[name] for name in names]
+    agreed = [agreement.type_plans[name] for name in names]
     assert names & agreement.origins.keys()
     for each in agreed:
         recomputes = planner.recompute_policy(each.spec.profile)

@@ -20,7 +20,7 @@ class Kept(Training):
     @property
     def are_kept(self):
         """For each block type with policies, whether these count with that."""
-        return {name: not each.spec.profile.graph.frees_stored for name, each in self.agreement.agreed_types.items()}
+        return {name: not each.spec.profile.graph.frees_stored for name, each in self.agreement.type_plans.items()}
 
 
 def test_it_is_at_sizes_that_adopt_policies():

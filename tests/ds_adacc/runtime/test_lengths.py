@@ -66,8 +66,8 @@ def test_a_budget_in_bytes_holds_at_every_size():
         held = training.agreement
         for digest in held.known_types:
             known = held.known_types[digest]
-            if known.agreed is not None:
-                assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
+            if known.plan is not None:
+                assert sum(p.held_bytes(known.plan.spec.profile) for p in known.policies) <= budget
     assert training.agreement.budget.limit == budget
     shortest = min(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     longest = max(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
@@ -133,8 +133,8 @@ def test_what_another_rank_has_planned_for_runs_without_a_plan_of_its_own():
     for time in (16, 14, 10):
         here.step(time)
     controller, theirs = here.runtime.controller, there.agreement
-    (name,) = theirs.agreed_types
-    here.agreement.set_agreed([theirs.agreed_types[name]])
+    (name,) = theirs.type_plans
+    here.agreement.set_planned([theirs.type_plans[name]])
     here.agreement.live_sets = (*here.agreement.live_sets, frozenset((name,)))
     here.agreement.approvals.blocks.update(theirs.approvals.blocks)
     plan, recorded = controller.plan, here.runtime.recordings
@@ -144,8 +144,8 @@ def test_what_another_rank_has_planned_for_runs_without_a_plan_of_its_own():
     assert here.runtime.recordings == recorded and name not in here.agreement.origins
     ran = [block.variants()[0] for block in controller.blocks.all()]
     assert [variant.digest for variant in ran] == [name] * LAYERS
-    assert tuple(variant.policy for variant in ran) == theirs.agreed_types[name].policies
-    assert theirs.agreed_types[name].has_lossy
+    assert tuple(variant.policy for variant in ran) == theirs.type_plans[name].policies
+    assert theirs.type_plans[name].has_lossy
 
 
 def test_inputs_outgrow_the_plan_of_a_resumed_run_too(at_once):
@@ -333,7 +333,7 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         ran = controller.step.current_pass.called.copy()
         total.backward()
         controller.end_backward()
-        agreed = [agreement.agreed_types.get(name) for name in ran]
+        agreed = [agreement.type_plans.get(name) for name in ran]
         if not controller.pending and None not in agreed:
             priced += 1
             assert estimated_peak(agreement, agreed) <= agreement.budget.limit
@@ -586,7 +586,7 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
     for time in (20, 30, 40, 50):
         training.compare(time)
         for _, variant in controller.blocks.variants():
-            assert agreement.known_types[variant.digest].agreed is agreement.agreed_types[variant.digest]
+            assert agreement.known_types[variant.digest].plan is agreement.type_plans[variant.digest]
 
 
 @pytest.mark.parametrize("on_host", [False, True])
@@ -638,7 +638,7 @@ def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_
         monkeypatch.setattr(Adopter, adoption, lambda *_: False)
     training.micro_batch(66)
     (new,) = types.keys() - before
-    assert types[new].agreed is None and types[new].outlier_values
+    assert types[new].plan is None and types[new].outlier_values
     assert set(types[new].outlier_values) <= types[new].capacity.keys()
     assert types[new].errors_are_measured
 

@@ -65,13 +65,13 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
     for length in (20, 21, 22, 23, 24, 25, 20, 21):
         training.step((None, length))
     agreement = training.runtime.agreement
-    assert len(agreement.agreed_types) == 3
+    assert len(agreement.type_plans) == 3
     assert len(agreement.known_types) == 6
     for length in (20, 21, 22):
         training.step((16, length))
-    assert len(agreement.agreed_types) >= 4, "a plan for more of them at once is in force as a whole"
-    known_types, agreed_types = agreement.known_types, agreement.agreed_types
-    assert all((known.agreed is None) == (name not in agreed_types) for name, known in known_types.items())
+    assert len(agreement.type_plans) >= 4, "a plan for more of them at once is in force as a whole"
+    known_types, type_plans = agreement.known_types, agreement.type_plans
+    assert all((known.plan is None) == (name not in type_plans) for name, known in known_types.items())
 
 
 def test_a_checkpoint_grows_with_no_resume(monkeypatch):

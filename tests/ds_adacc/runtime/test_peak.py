@@ -172,7 +172,7 @@ def test_nor_does_one_within_a_block(codecs, budget, kept_from):
     least = plan.peak - ALLOWANCE if codecs == "none" else 0.99 * plan.peak
     assert least <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
     assert runtime.controller.plan is plan, "it is planned for once"
-    (agreed,) = runtime.agreement.agreed_types.values()
+    (agreed,) = runtime.agreement.type_plans.values()
     assert agreed.correction == Correction(), "nothing was left to be found by measuring"
 
 

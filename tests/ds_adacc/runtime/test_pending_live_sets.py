@@ -14,7 +14,7 @@ def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_a
     training = TwoPrograms(enabled=False)
     training.step((16, None))
     training.step((None, 16))
-    controller, planned = training.runtime.controller, set(training.runtime.agreement.agreed_types)
+    controller, planned = training.runtime.controller, set(training.runtime.agreement.type_plans)
     assert len(controller.plan.policies) == 1 and len(planned) == 2
     controller.hold_inputs(InputPlacement(on_host=True))
     training.step((None, 16))

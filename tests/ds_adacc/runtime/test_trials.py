@@ -86,7 +86,7 @@ class Training:
     @property
     def is_lossy(self):
         (known,) = self.runtime.agreement.known_types.values()
-        profile = known.agreed.spec.profile
+        profile = known.plan.spec.profile
         return any(policy.lossy_values(profile) for policy in self.policies)
 
 
@@ -268,12 +268,12 @@ def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     training.step()
     ((name, known),), agreement = training.runtime.agreement.known_types.items(), training.runtime.agreement
     assert training.runtime.controller.step.purpose is Purpose.TRY
-    planned, profile = known.agreed, replace(known.profile, codecs=((),) * len(known.profile.codecs))
+    planned, profile = known.plan, replace(known.profile, codecs=((),) * len(known.profile.codecs))
     policies = (planner.recompute_policy(profile),) * len(planned.policies)
-    agreement.agreed_types[name] = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
+    agreement.type_plans[name] = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
     agreement.approvals.max_error = 1e-6
     training.gradients(training.runtime.checkpoint)
-    agreement.agreed_types[name] = planned
+    agreement.type_plans[name] = planned
     results = training.runtime.controller.trials.results(training.runtime.controller.step)
     assert [found.error > 1e-6 for _, _, found in results] == [True] * LAYERS
 
@@ -697,7 +697,7 @@ def test_blocks_on_trial_correct_no_memory_model(called):
     training.blocks, training.weight = blocks, finite
     training.run(4)
     (known,) = training.runtime.agreement.known_types.values()
-    assert known.agreed.correction.backward == 0
+    assert known.plan.correction.backward == 0
     seen = training.runtime.controller.observation
     assert seen.held.observed == seen.held.planned
 

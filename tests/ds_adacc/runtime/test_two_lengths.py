@@ -30,7 +30,7 @@ def planned(monkeypatch):
 
 
 def planned_types(controller):
-    return controller.agreement.agreed_types.keys() - controller.agreement.origins.keys()
+    return controller.agreement.type_plans.keys() - controller.agreement.origins.keys()
 
 
 def test_a_step_of_many_pairs_plans_for_the_largest_and_the_others_adopt(planned):
@@ -83,7 +83,7 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
     for pair in ((8, 40), (16, 40), (24, 40), (12, 40)):
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
-        ran = [agreement.agreed_types[each.variants()[0].digest] for each in controller.blocks.all()]
+        ran = [agreement.type_plans[each.variants()[0].digest] for each in controller.blocks.all()]
         assert estimated_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
 
 
