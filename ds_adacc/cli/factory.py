@@ -129,7 +129,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     finally:
         checkpointing.use(None)
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
-    if not runtime.controller.pending:
+    if not runtime.controller.planning.pending:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, names = _problem(runtime)
     agreement = runtime.agreement
@@ -174,7 +174,7 @@ def _loss(output: Any) -> torch.Tensor:
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
     """The problem, and the names of its block types in the order met: those of their first blocks."""
     runtime.agreement.budget.limit = UNLIMITED  # this plan is not the answer: it gathers the problem
-    runtime.controller.plan_pending()
+    runtime.controller.planning.plan_pending(runtime.controller.step)
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}

@@ -236,7 +236,7 @@ class Learner:
         else:
             if costs is not None:
                 known.note_more(whole_profile(recording, costs))
-            self._controller.new_sizes.symbolic_types.learn(example, known.profile, constants)
+            self._controller.planning.new_sizes.symbolic_types.learn(example, known.profile, constants)
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
@@ -246,7 +246,7 @@ class Learner:
     ) -> KnownType:
         """Measure a new block type. `relatives`: as of `SymbolicTypes.learn`; `costs`: as of `_known_type`."""
         controller, recording = self._controller, example.recording
-        symbolic_types, adopter = controller.new_sizes.symbolic_types, controller.new_sizes.adopter
+        symbolic_types, adopter = controller.planning.new_sizes.symbolic_types, controller.planning.new_sizes.adopter
         controller.step.close()  # measuring operators would be counted as the step's own
         like = symbolic_types.like(relatives, example)
         if costs is not None:
@@ -259,7 +259,7 @@ class Learner:
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
             adopter.adopt_for_type(known, like)
-        reason = controller.trials.admit(known, recording, captured)
+        reason = controller.planning.trials.admit(known, recording, captured)
         if reason is not None:
             self._warnings.unmeasurable(known.recording.name, reason)
         return known

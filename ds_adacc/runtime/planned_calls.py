@@ -175,7 +175,7 @@ class PlannedCalls:
 
     def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
         controller = self._controller
-        return controller.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
+        return controller.planning.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
 
     def _begin(
         self,
@@ -254,7 +254,7 @@ class PlannedCalls:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         self._controller.step.current_pass.take_back(variant.digest, block)
         block.note_mispredicted(variant)
-        self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
+        self._controller.planning.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(block, bound, position)
 
 

@@ -217,7 +217,7 @@ class Runtime:
     def _predict(self, incoming: Incoming) -> Variant | None:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
-        new_sizes = self.controller.new_sizes
+        new_sizes = self.controller.planning.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
         distances = {digest: signature.sizes.distance(sizes) for digest, (_, sizes) in relatives.items()}
@@ -264,14 +264,14 @@ class Runtime:
         # What the run before has left, as far as a block may still come back to it.
         kept = {digest for block in self.blocks.every() for digest in block.digests}
         past = {digest: each for digest, each in self.profiler.remembered.items() if digest in kept}
-        past_errors = {digest: each for digest, each in controller.trials.remembered.items() if digest in kept}
+        past_errors = {digest: each for digest, each in controller.planning.trials.remembered.items() if digest in kept}
         return State(
             agreement=agreement.state(),
             plan=controller.plan,
             observation=controller.observation,
-            has_run_a_plan=controller.has_run_a_plan,
-            corrected=controller.calibration.corrected,
-            schedule=controller.schedule,
+            has_run_a_plan=controller.planning.has_run_a_plan,
+            corrected=controller.planning.calibration.corrected,
+            schedule=controller.planning.schedule,
             profiles={**past, **profiles},
             errors={**past_errors, **errors},
             blocks=[{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()],

@@ -62,7 +62,7 @@ class SeenPrograms:
     def _way(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, Hashable, Lengths]:
         """What `SeenLengths` asks for."""
         recording, block = variant.recording, incoming.block
-        program = self._controller.new_sizes.symbolic_types.of(variant.digest)
+        program = self._controller.planning.new_sizes.symbolic_types.of(variant.digest)
         others, lengths = apart(incoming.signature)
         parameters = tuple(map(identity_mark, recording.parameters))
         way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(incoming)

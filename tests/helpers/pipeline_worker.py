@@ -107,7 +107,7 @@ def account(runtime, engine):
         and runtime.controller.observation.peak
         and [runtime.controller.observation.peak.planned, runtime.controller.observation.peak.observed],
         "ranks": runtime.controller.ranks.size,
-        "steps": runtime.controller.schedule.ended,
+        "steps": runtime.controller.planning.schedule.ended,
         "wrapped": sum("forward" in vars(module) for module in engine.module.modules()),
     }
 

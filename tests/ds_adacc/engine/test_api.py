@@ -216,7 +216,7 @@ def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
     votes = []
     monkeypatch.setattr(Ranks, "size", 2)
     adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
-    adacc.runtime.controller.plan_pending = lambda: votes.append("planned")
+    adacc.runtime.controller.planning.plan_pending = lambda _: votes.append("planned")
     adacc.end_step()
     assert votes == [False, False, "planned"]
 

@@ -43,7 +43,7 @@ class Training:
 
     def step(self):
         if self.runtime.controller.step.is_tracking:
-            self.tracked.append(self.runtime.controller.schedule.ended + 1)
+            self.tracked.append(self.runtime.controller.planning.schedule.ended + 1)
         x = (torch.randn(2, 64, zoo.WIDTH) * self.scale).requires_grad_()
         for block in self.blocks:
             x = self.runtime.checkpoint(block, x)
@@ -146,11 +146,11 @@ def test_an_outlier_that_comes_and_goes_brings_one_new_plan():
 def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
     training = Training()
     training.run(8)
-    assert training.runtime.controller.schedule.interval == 4
+    assert training.runtime.controller.planning.schedule.interval == 4
     monkeypatch.setattr(after_step, "judge", lambda *_: Verdict({}, ("drifted",), "a reason"))
     monkeypatch.setattr(after_step, "_replan", lambda *_, **__: Review(True, changed))
     training.run(1)
-    assert training.runtime.controller.schedule.interval == interval
+    assert training.runtime.controller.planning.schedule.interval == interval
 
 
 def test_a_rank_that_ran_no_block_in_a_step_has_the_same_tracking_steps():

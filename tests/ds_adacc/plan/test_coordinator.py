@@ -178,7 +178,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.controller.decide([frozenset(runtime.agreement.known_types)], "again")
+    runtime.controller.planning.decide(runtime.controller.step, [frozenset(runtime.agreement.known_types)], "again")
     return runtime.controller.plan.block_types[0].count
 
 
@@ -187,7 +187,7 @@ def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():
     runs, block = runtime(), Numbered()
     step(runs, [block] * 4)
     (known,) = runs.agreement.known_types.values()
-    whole, adopter = frozenset(runs.agreement.known_types), runs.controller.new_sizes.adopter
+    whole, adopter = frozenset(runs.agreement.known_types), runs.controller.planning.new_sizes.adopter
     four = adopter._peak_of(whole)
     known.count, known.calls_per_block = 5, 2
     assert adopter._peak_of(whole) > four
@@ -323,7 +323,7 @@ def test_simple_rules_that_break_the_budget_are_not_said_to_keep_it(caplog):
     plan = runs.controller.plan
     (group,) = plan.groups
     group = replace(group, solution=replace(group.solution, fallback="late"), shortfall="nothing fits")
-    runs.controller._coordinator._warn(replace(plan, groups=(group,)))
+    runs.controller.planning._coordinator._warn(replace(plan, groups=(group,)))
     assert "no plan is known that fits the budget" in caplog.text
     assert "keeps the budget" not in caplog.text
 
@@ -369,6 +369,6 @@ def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
     training = Training(rectifier={"enabled": False})
     training.compare(9)
     controller = training.runtime.controller
-    controller._coordinator.ranks = BesideOneThatCalls()
-    assert controller.decide(training.agreement.live_sets, "").reason == "a correction"
-    assert controller.decide(training.agreement.live_sets, "mine").reason == "mine"
+    controller.planning._coordinator.ranks = BesideOneThatCalls()
+    assert controller.planning.decide(controller.step, training.agreement.live_sets, "").reason == "a correction"
+    assert controller.planning.decide(controller.step, training.agreement.live_sets, "mine").reason == "mine"

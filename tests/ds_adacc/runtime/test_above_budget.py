@@ -98,7 +98,9 @@ def test_a_longer_batch_of_fewer_texts_is_planned_for(training, planned):
 def test_sizes_that_a_later_plan_fits_are_not_too_large_any_more(training, planned):
     (unfit,) = training.agreement.unfit
     training.agreement.budget.limit = 4 << 20  # in place of inputs that are held elsewhere from now on
-    training.runtime.controller.decide([unfit], "block inputs are held in another way", Forgiven.ALL)
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, [unfit], "block inputs are held in another way", Forgiven.ALL
+    )
     assert not training.agreement.unfit
 
 

@@ -45,6 +45,6 @@ def test_it_is_in_a_run_that_is_resumed():
         resumed.step(12)
     assert resumed.runtime.controller.plan is plan
     controller, agreement = resumed.runtime.controller, resumed.agreement
-    controller.decide(agreement.live_sets, controller.device, "once more")
+    controller.planning.decide(controller.step, agreement.live_sets, "once more")
     assert controller.plan is not plan
     assert list(before.are_kept.values()) == list(resumed.are_kept.values()) == [True]

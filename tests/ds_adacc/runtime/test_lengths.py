@@ -104,9 +104,9 @@ def test_inputs_that_outgrow_the_plan_get_one_of_their_own(at_once):
         training.compare(time)
         assert own.name in controller.plan.policies, "the same plan, or the same one corrected"
     assert set(agreement.origins.values()) == {own.name}
-    program = controller.new_sizes.symbolic_types.of(own.name)
+    program = controller.planning.new_sizes.symbolic_types.of(own.name)
     program.origin, program.origin_bytes = first.block_types[0].name, first.without  # as if another rank had met it
-    controller.pending.forget_planned()
+    controller.planning.pending.forget_planned()
     training.compare(40)
     assert program.origin == own.name
 
@@ -140,7 +140,7 @@ def test_what_another_rank_has_planned_for_runs_without_a_plan_of_its_own():
     plan, recorded = controller.plan, here.runtime.recordings
     for _ in range(3):
         here.step(12)
-    assert controller.plan is plan and not controller.pending
+    assert controller.plan is plan and not controller.planning.pending
     assert here.runtime.recordings == recorded and name not in here.agreement.origins
     ran = [block.variants()[0] for block in controller.blocks.all()]
     assert [variant.digest for variant in ran] == [name] * LAYERS
@@ -310,11 +310,11 @@ def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
         total = total + x.sum()
     total.backward()
     controller.end_backward()
-    assert controller.pending and controller.pending.names <= training.agreement.origins.keys()
+    assert controller.planning.pending and controller.planning.pending.names <= training.agreement.origins.keys()
     for time in range(6, 16):
         training.micro_batch(time)
     training.adacc.end_step()
-    assert controller.plan is not plan and not controller.pending
+    assert controller.plan is not plan and not controller.planning.pending
 
 
 @pytest.mark.usefixtures("equal_times")
@@ -334,7 +334,7 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         total.backward()
         controller.end_backward()
         agreed = [agreement.type_plans.get(name) for name in ran]
-        if not controller.pending and None not in agreed:
+        if not controller.planning.pending and None not in agreed:
             priced += 1
             assert estimated_peak(agreement, agreed) <= agreement.budget.limit
         training.adacc.end_step()
@@ -582,7 +582,7 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
     for time in (20, 30, 40, 50, 20):
         training.compare(time)
     controller, agreement = training.runtime.controller, training.agreement
-    controller.decide(agreement.live_sets, "a new plan")
+    controller.planning.decide(controller.step, agreement.live_sets, "a new plan")
     for time in (20, 30, 40, 50):
         training.compare(time)
         for _, variant in controller.blocks.variants():

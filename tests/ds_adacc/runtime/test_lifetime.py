@@ -212,11 +212,11 @@ def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
     def caller():
         local = Local()
         with monkeypatch.context() as patch:
-            patch.setattr("ds_adacc.steps.step_controller.StepController.decide", fail)
+            patch.setattr("ds_adacc.steps.planning.Planning.decide", fail)
             from ds_adacc.steps.after_step import _replan
 
             digest = next(iter(work.agreement.known_types))
-            _replan(work.controller, [digest], "drift", {}, ())
+            _replan(work.controller.planning, work.controller.step, [digest], "drift", {}, ())
         return weakref.ref(local)
 
     alive = caller()

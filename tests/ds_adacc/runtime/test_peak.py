@@ -232,7 +232,7 @@ def test_backwards_of_probes_and_looks_at_the_graph_keep_no_graph_of_training():
         runtime.controller.end_backward()
         adacc.end_step()
     assert runtime.agreement.errors_in_force()
-    runtime.controller.pending.note_kept_graph({})  # that of a pass of which no call was as predicted
+    runtime.controller.planning.pending.note_kept_graph({})  # that of a pass of which no call was as predicted
     assert all(runtime.agreement.forward_order.orders.values())
 
 

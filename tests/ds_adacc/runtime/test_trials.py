@@ -255,11 +255,11 @@ def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
     assert controller.step.purpose is Purpose.TRY
     every, training.blocks = training.blocks, training.blocks[:2]  # LayerDrop: the last block is not called
     training.step()
-    assert controller.schedule.try_from is not None
+    assert controller.planning.schedule.try_from is not None
     training.blocks = every
     training.run(4)
-    assert controller.schedule.try_from is None
-    assert not controller.trials.unfinished(controller.blocks)
+    assert controller.planning.schedule.try_from is None
+    assert not controller.planning.trials.unfinished(controller.blocks)
 
 
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
@@ -274,7 +274,7 @@ def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     agreement.approvals.max_error = 1e-6
     training.gradients(training.runtime.checkpoint)
     agreement.type_plans[name] = planned
-    results = training.runtime.controller.trials.results(training.runtime.controller.step)
+    results = training.runtime.controller.planning.trials.results(training.runtime.controller.step)
     assert [found.error > 1e-6 for _, _, found in results] == [True] * LAYERS
 
 
@@ -286,15 +286,14 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
         (key, "layers.5 (Block)", PolicyError(policy, 0.2)),
     )
     written = []
-    controller = SimpleNamespace(
+    planning = SimpleNamespace(
         ranks=SimpleNamespace(gather=lambda own: [own, [others]]),
         trials=SimpleNamespace(results=lambda step: [mine]),
         agreement=SimpleNamespace(approvals=Approvals(BOUND)),
         journal=SimpleNamespace(write=lambda event, **fields: written.append(fields)),
         schedule=SimpleNamespace(ended=7),
-        step=None,
     )
-    measured, names = _measured(controller)
+    measured, names = _measured(planning, None)
     assert names == {key: "layers.1 (Block)"}
     assert written == [{"step": 7, "bound": BOUND, "errors": [["layers.1 (Block)", 0.9]]}]
     assert measured == [(key, mine[2])]

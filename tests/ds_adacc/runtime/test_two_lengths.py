@@ -94,7 +94,7 @@ def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
     controller = training.runtime.controller
     training.step((40, 40))
     largest = frozenset(each.variants()[0].digest for each in controller.blocks.all())
-    controller.decide([largest], "drift")
+    controller.planning.decide(controller.step, [largest], "drift")
     for pair in ((20, 30), (30, 20), (12, 14)):
         training.step(pair)
         ran = {each.variants()[0].digest for each in controller.blocks.all()}
@@ -120,10 +120,12 @@ def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
     controller = training.runtime.controller
     for pair in ((24, 24), (36, 36)):
         training.step(pair)
-        controller.decide([frozenset(each.variants()[0].digest for each in controller.blocks.all())], "drift")
+        controller.planning.decide(
+            controller.step, [frozenset(each.variants()[0].digest for each in controller.blocks.all())], "drift"
+        )
     before = planned_types(controller)
     for names in itertools.combinations(before, 2):
-        controller.new_sizes.adopter.adopt_for_pass(controller.agreement.alive(names))
+        controller.planning.new_sizes.adopter.adopt_for_pass(controller.agreement.alive(names))
     assert len(before) >= 4 and planned_types(controller) == before
 
 
