@@ -14,6 +14,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.origins import Origins
 from ds_adacc.sizes.symbolic_program import Example, as_block, fits
 from ds_adacc.sizes.symbolic_types import SymbolicTypes
 
@@ -36,7 +37,8 @@ class NewSizes:
 
     def __init__(self, agreement: Agreement, blocks: BlockRegistry) -> None:
         self.symbolic_types = SymbolicTypes()
-        self.adopter = Adopter(agreement, self.symbolic_types)
+        self.origins = Origins(agreement, self.symbolic_types)
+        self.adopter = Adopter(agreement, self.symbolic_types, self.origins)
         self._agreement = agreement
         self._blocks = blocks
         self._predicted = 0  # how many times

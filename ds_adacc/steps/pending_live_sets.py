@@ -13,7 +13,7 @@ from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
-from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.new_sizes import NewSizes
 from ds_adacc.steps.current_pass import CalledByType
 
 Known = TypeVar("Known")
@@ -39,7 +39,7 @@ class PendingLiveSets:
     plan for them needs their order.
     """
 
-    def __init__(self, agreement: Agreement, adopter: Adopter) -> None:
+    def __init__(self, agreement: Agreement, new_sizes: NewSizes) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
         self._corrections: Mapping[str, Correction] = {}  # for that plan
         self._late: set[tuple[str, str]] = set()  # why a block type is to wait when the step has ended, and its name
@@ -47,7 +47,7 @@ class PendingLiveSets:
         # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
-        self._adopter = adopter
+        self._new_sizes = new_sizes
         # what has run of late and has a plan, with the most calls of each block type for which it has one
         self._planned: dict[LiveSet, Alive] = {names: Counter() for names in agreement.live_sets}
         self._outgrown: set[LiveSet] = set()  # has a plan, and is worth another one
@@ -70,7 +70,7 @@ class PendingLiveSets:
         self._agreement.passes.note(alive)
         self._agreement.budget.grow(peak_without(self._agreement, alive))
         is_planned = have_plan(self._agreement, alive)
-        if not is_planned and not self._adopter.adopt_for_pass(alive):
+        if not is_planned and not self._new_sizes.adopter.adopt_for_pass(alive):
             is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
             more = "more calls of blocks were alive at once than were planned for"
             self.add([live_set], "blocks ran together that had not before" if is_new else more)
@@ -78,8 +78,8 @@ class PendingLiveSets:
         if not is_planned:  # what has got other policies may be too large now beside others
             self._planned = _without(live_set, self._planned)
         if live_set in self._agreement.live_sets:  # another rank may have met it first
-            self._adopter.note_planned(live_set)
-        elif self._adopter.outgrow(alive):
+            self._new_sizes.origins.note_planned(live_set)
+        elif self._new_sizes.origins.outgrow(alive):
             self._outgrown.add(live_set)
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()

@@ -58,7 +58,7 @@ class Planning:
             self.schedule = self.schedule.no_longer_than(agreement.config.rectifier.max_interval)
         self.calibration = Calibration(agreement.log, state.corrected)
         self.new_sizes = NewSizes(agreement, blocks)
-        self.pending = PendingLiveSets(agreement, self.new_sizes.adopter)
+        self.pending = PendingLiveSets(agreement, self.new_sizes)
         self.trials = Trials(agreement, binder, self.pending, tracks, state.errors)
         self.chooser = PolicyChooser(blocks, agreement, binder)
         self._coordinator = coordinator
@@ -80,7 +80,7 @@ class Planning:
             reason = "first step recorded"
         elif self.agreement.undecided:
             reason = "new shapes or programs recorded"
-        largest, others = self.new_sizes.adopter.largest(live_sets)
+        largest, others = self.new_sizes.origins.largest(live_sets)
         self.decide(step, largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
         # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
         known = [names for names in others if names <= self.agreement.known_types.keys()]

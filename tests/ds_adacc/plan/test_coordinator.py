@@ -187,10 +187,10 @@ def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():
     runs, block = runtime(), Numbered()
     step(runs, [block] * 4)
     (known,) = runs.agreement.known_types.values()
-    whole, adopter = frozenset(runs.agreement.known_types), runs.controller.planning.new_sizes.adopter
-    four = adopter._peak_of(whole)
+    whole, origins = frozenset(runs.agreement.known_types), runs.controller.planning.new_sizes.origins
+    four = origins._peak_of(whole)
     known.count, known.calls_per_block = 5, 2
-    assert adopter._peak_of(whole) > four
+    assert origins._peak_of(whole) > four
 
 
 def test_a_block_recorded_often_counts_once():
