@@ -33,9 +33,9 @@ def largest_pass(agreement: Agreement, live_set: LiveSet) -> Alive:
     return max(passes, key=lambda alive: peak_without(agreement, alive), default=agreement.alive(live_set))
 
 
-def estimated_peak(agreement: Agreement, plans: Iterable[TypePlan], alive: Alive | None = None) -> int:
-    """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are."""
-    plans = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in plans]
+def estimated_peak(agreement: Agreement, plans: Iterable[TypePlan], alive: Alive) -> int:
+    """Predicted peak bytes of so many calls of these block types together."""
+    plans = [each.of_calls(alive[each.spec.name]) for each in plans]
     request = _request(agreement, [each.spec for each in plans])
     own = {each.spec.name: each.policies for each in plans}
     problem = request.problem(request.block_types)

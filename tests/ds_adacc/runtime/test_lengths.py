@@ -10,14 +10,13 @@ import torch
 import zoo
 from any_size import LAYERS, Training
 from cases import further
-from held import watch_held
+from held import planned_peak, watch_held
 from recomputing import recomputing
 from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.plan.peak_estimate import estimated_peak
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.sizes.adopter import Adopter
 from ds_adacc.sizes.policy_search import PolicySearch
@@ -336,7 +335,7 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         agreed = [agreement.type_plans.get(name) for name in ran]
         if not controller.planning.pending and None not in agreed:
             priced += 1
-            assert estimated_peak(agreement, agreed) <= agreement.budget.limit
+            assert planned_peak(agreement, agreed) <= agreement.budget.limit
         training.adacc.end_step()
     assert priced > 6
 

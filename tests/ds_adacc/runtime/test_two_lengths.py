@@ -7,11 +7,11 @@ import pytest
 import torch
 import zoo
 from any_size import Training
+from held import planned_peak
 from torch import nn
 from two_programs import TwoPrograms, unpriced
 
 from ds_adacc.plan import coordinator
-from ds_adacc.plan.peak_estimate import estimated_peak
 
 pytestmark = pytest.mark.usefixtures("equal_times")
 
@@ -84,7 +84,7 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
         ran = [agreement.type_plans[each.variants()[0].digest] for each in controller.blocks.all()]
-        assert estimated_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
+        assert planned_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
 
 
 def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
