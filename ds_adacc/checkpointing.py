@@ -117,7 +117,7 @@ def configure(
     if section is not None and section.compact is not None and not registry.has_engines:
         get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
     if section is None and SECTION in ds_config:
-        _tell_of_off()
+        _log_disabled()
     elif section is None:
         section = _default_section()
     registry.configure(section, options, mpu_)
@@ -195,17 +195,17 @@ def turn_off() -> None:
 
     Not if `configure` or another engine has set it up. A line of log says which key it is.
     """
-    _tell_of_off()
+    _log_disabled()
     if not registry.is_configured:
         registry.configure(None)
         registry.is_set_up = True
 
 
-def _tell_of_off() -> None:
+def _log_disabled() -> None:
     get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
 
 
-def tell_of_options(ds_config: Mapping[str, Any]) -> None:
+def log_options(ds_config: Mapping[str, Any]) -> None:
     """Log what DeepSpeed's "activation_checkpointing" section of an engine asks for and `configure` has not set.
 
     An engine does not read that section, neither DeepSpeed's nor with ds_adacc. Raises ConfigError if it is no object.

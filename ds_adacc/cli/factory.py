@@ -62,7 +62,7 @@ class Factory:
         try:
             imported = importlib.import_module(module)
         except Exception as error:
-            reason = _told(error)
+            reason = _described(error)
             hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
             raise BadInput(f"function {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         function = getattr(imported, name, None)
@@ -93,7 +93,7 @@ class Factory:
         try:
             made = self._function(batch)
         except Exception as error:
-            raise BadInput(f"function {self.text!r} raised {_told(error)}") from error
+            raise BadInput(f"function {self.text!r} raised {_described(error)}") from error
         match made:
             case (nn.Module() as model, torch.Tensor() as tensor):
                 return model, (tensor,), {}
@@ -125,7 +125,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         runtime.controller.end_backward()
     except Exception as error:
         where = f"function {factory.text!r}: a forward and backward at micro-batch {batch}"
-        raise BadInput(f"{where} raised {_told(error)}") from error
+        raise BadInput(f"{where} raised {_described(error)}") from error
     finally:
         checkpointing.use(None)
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
@@ -151,7 +151,7 @@ def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
         )
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """The error, and the innermost line of the user's code that raised it, if there is one."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if not is_trusted(frame.f_globals.get("__name__", "")):

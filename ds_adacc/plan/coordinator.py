@@ -103,12 +103,12 @@ class Coordinator:
 
     def _warn(self, plan: Plan) -> None:
         """Warn of policies that are not the solver's, before they come into force."""
-        told = set()
+        warned = set()
         for group in plan.groups:
             kept = [self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types]
             stays = all(kept)
-            if group.solution.fallback and not group.shortfall and group.solution.fallback not in told:
-                told.add(group.solution.fallback)
+            if group.solution.fallback and not group.shortfall and group.solution.fallback not in warned:
+                warned.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s"
                 self.agreement.log.warning(text, which, with_advice(group.solution.fallback, self.agreement.config))
@@ -193,8 +193,8 @@ class Coordinator:
     def _merge(self, everyone: Sequence[Mapping[str, RankReport]], by_all: RepeatableByAll) -> dict[str, TypePlan]:
         """The ranks' reports on each block type merged into one `TypePlan`, without policies yet, by digest."""
         merged = {}
-        for digest in sorted({digest for told in everyone for digest in told}):
-            reports = [told[digest] for told in everyone if digest in told]
+        for digest in sorted({digest for each in everyone for digest in each}):
+            reports = [each[digest] for each in everyone if digest in each]
             old = self.agreement.type_plans.get(digest)
             before = Correction() if old is None else old.correction
             capacity = merge_capacity(report.capacity for report in reports)

@@ -77,7 +77,7 @@ class Learner:
     def learn(self, incoming: Incoming) -> Learned:
         """Record the call, and learn from it. Raises RuntimeError if only this rank cannot do so (Rule T8)."""
         block, signature, controller = incoming.block, incoming.signature, self._controller
-        self._tell_of_repetition(incoming)
+        self._warn_of_repetition(incoming)
         called = self._record(incoming)
         captured, guards = called.captured, called.guards
         block.places.update(captured.watch.reads.places)
@@ -95,7 +95,7 @@ class Learner:
             beginning.buffers.keep(recording)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
-        self._tell_limits(block, recording, checkpoint)
+        self._warn_of_limits(block, recording, checkpoint)
         with controller.agreement.budget.aside():
             relatives = block.relatives(signature, guards)
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
@@ -109,7 +109,7 @@ class Learner:
         block.add(signature, variant)
         return Learned(captured, variant, outliers_are_new, beginning)
 
-    def _tell_of_repetition(self, incoming: Incoming) -> None:
+    def _warn_of_repetition(self, incoming: Incoming) -> None:
         """Warn if the block was recorded often, and is recorded again."""
         block, signature = incoming.block, incoming.signature
         self._warnings.recorded_again(block, block.changing_numbers(signature))
@@ -205,7 +205,7 @@ class Learner:
                 _, places = self._computed.setdefault(id(code), (code, {}))
                 places.update(watch.reads.places)
 
-    def _tell_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:
+    def _warn_of_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:
         """Warn of what runs in the block over which no plan decides. `checkpoint`: as of `checkpoint_inside`."""
         if recording.hides_compiled:
             self._warnings.compiled(block)

@@ -199,14 +199,14 @@ class PlannedCalls:
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             observed = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
-        told = functools.partial(self._warnings.diverged, incoming.block)
+        on_divergence = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
-            told = functools.partial(self._doubt_prediction, incoming.block, variant)
+            on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: PackedCall
         if second is not None:
             call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:
-            call = Call(bound, inputs, told, noted, alive)
+            call = Call(bound, inputs, on_divergence, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
         pack: Pack = call.pack
         if bound.recording.repeats_collectives and self._controller.agreement.known_types[variant.digest].plan is None:

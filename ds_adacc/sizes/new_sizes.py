@@ -69,12 +69,12 @@ class NewSizes:
                 return None
             known = self._agreement.add(predicted, profile)
             known.take_over(self._agreement.known_types[like])
-            self._tell(predicted, inputs, example)
+            self._log_predicted(predicted, inputs, example)
         self.symbolic_types.note_predicted(predicted.digest, like, sizes)
         self.adopter.adopt_for_type(known, like)
         return Predicted(predicted, has_varied_numbers)
 
-    def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
+    def _log_predicted(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1
         if is_logged(self._predicted):
             before = iter(example.sizes.lengths)

@@ -214,8 +214,8 @@ class StepController:
             ended.close()
             self.step = self._next_step()
             if self.step.recomputes:
-                tell = self._plan_log.tracks if self.step.is_tracking else self._plan_log.tries
-                tell(self.planning.schedule.ended + 1)
+                log = self._plan_log.tracks if self.step.is_tracking else self._plan_log.tries
+                log(self.planning.schedule.ended + 1)
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
                 self.choose_policies(self.agreement.known_types)

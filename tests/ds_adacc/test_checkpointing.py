@@ -368,7 +368,7 @@ def test_what_has_no_effect_is_named(caplog):
 def told_of_options(caplog, **section):
     caplog.clear()
     with caplog.at_level("INFO", logger="ds_adacc"):
-        checkpointing.tell_of_options({"adacc": LOSSLESS, "activation_checkpointing": section})
+        checkpointing.log_options({"adacc": LOSSLESS, "activation_checkpointing": section})
     return [record.getMessage() for record in caplog.records]
 
 
@@ -388,7 +388,7 @@ def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
 @pytest.mark.parametrize("by_an_engine", [True, False])
 def test_keys_that_deepspeed_ignores_without_a_word_are_named(caplog, by_an_engine):
     section = {"partition_activation": True, "profile": False}
-    tell = checkpointing.tell_of_options if by_an_engine else functools.partial(checkpointing.configure, None)
+    tell = checkpointing.log_options if by_an_engine else functools.partial(checkpointing.configure, None)
     tell({"adacc": LOSSLESS, "activation_checkpointing": section})
     valid = "'partition_activations', 'contiguous_memory_optimization', 'number_checkpoints', 'cpu_checkpointing', "
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
