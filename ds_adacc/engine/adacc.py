@@ -46,7 +46,7 @@ class Adacc:
         others = () if model is None else beside(model, self.blocks).values()
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet(others)
         self._has_served = False
-        self._has_warned = False
+        self._has_warned_of_no_calls = False
         self._has_warned_of_replaced = self._has_warned_of_added = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
@@ -92,8 +92,8 @@ class Adacc:
                 if not self.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise
-        elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # a fallback has its own warning
-            self._has_warned = True
+        elif not (self._has_warned_of_no_calls or self.runtime.warnings.has_fallen_back):  # that has its own warning
+            self._has_warned_of_no_calls = True
             self._warn_of_no_calls()
 
     def _warn_of_changes(self) -> None:

@@ -231,6 +231,10 @@ class Agreement:
         plan = self.type_plans.get(digest)
         return plan.origin if isinstance(plan, AdoptedPlan) else digest
 
+    def take_order_of_origins(self, alive: Alive) -> None:
+        """Have these block types come in the order of those whose policies they run."""
+        self.forward_order.copy_order(alive, {name: self.origin(name) for name in alive})
+
     @property
     def undecided(self) -> tuple[str, ...]:
         return tuple(digest for digest, known in self.known_types.items() if known.policies is None)

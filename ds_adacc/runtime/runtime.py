@@ -221,7 +221,7 @@ class Runtime:
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
         distances = {digest: signature.sizes.distance(sizes) for digest, (_, sizes) in relatives.items()}
-        for digest in new_sizes.symbolic_types.one_of_each(relatives, distances):
+        for digest in new_sizes.symbolic_types.first_of_each(relatives, distances):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)
@@ -236,7 +236,7 @@ class Runtime:
         """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""
         refuse_checkpointed(incoming.block.name)
         self.recordings += 1
-        if incoming.block.is_one_of_many:
+        if incoming.block.is_always_new:
             self.warnings.always_new(incoming.block)
         learned = self._learner.learn(incoming)
         if learned.variant is None:

@@ -160,7 +160,7 @@ class RuntimeRegistry:
         runtime.agreement.log.engine = f"engine {self._count}{model}"
         runtimes = self._runtimes
         for each in runtimes:
-            each.agreement.log.is_one_of_several |= len(runtimes) > 1
+            each.agreement.log.names_engine |= len(runtimes) > 1
 
     def _ranks_of(self, group: dist.ProcessGroup | None, max_seconds: float) -> Ranks:
         """The ranks of the group. They stay the same if they can: each `Ranks` opens connections for good."""

@@ -73,13 +73,12 @@ class Origins:
         origins = {program.origin for program in programs.values() if program.origin is not None}
         return 0 < len(origins) == len(programs) and any(origins <= names for names in planned)
 
-    def outgrow(self, alive: Alive) -> bool:
+    def are_outgrown_by(self, alive: Alive) -> bool:
         """Whether these have outgrown the live set from which they have adopted: a plan of their own is worth its time.
 
         They are larger, and fit only because blocks save more memory than those of any plan: a block recomputes
-        everything there or nothing, while the solver decides value by value. Their order is taken to be that of the
-        smaller sizes. What adopts from a part of a live set, or from one size twice, waits for no plan: plans for ever
-        new combinations would follow.
+        everything there or nothing, while the solver decides value by value. What adopts from a part of a live set, or
+        from one size twice, waits for no plan: plans for ever new combinations would follow.
         """
         agreement, origins = self._agreement, {name: self._agreement.origin(name) for name in alive}
         planned = frozenset(origins.values())
@@ -87,10 +86,7 @@ class Origins:
             return False
         if not any(self._is_leaner(name, origin) for name, origin in origins.items()):
             return False
-        if peak_without(agreement, alive) < _OUTGROWN * self._peak_of(planned):
-            return False
-        agreement.forward_order.copy_order(alive, origins)
-        return True
+        return peak_without(agreement, alive) >= _OUTGROWN * self._peak_of(planned)
 
     def unfit_below(self, names: Collection[str]) -> Mapping[str, str]:
         """A live set of these programs for which no plan is known that fits, though no size in it is larger.

@@ -79,8 +79,9 @@ class PendingLiveSets:
             self._planned = _without(live_set, self._planned)
         if live_set in self._agreement.live_sets:  # another rank may have met it first
             self._new_sizes.origins.note_planned(live_set)
-        elif self._new_sizes.origins.outgrow(alive):
+        elif self._new_sizes.origins.are_outgrown_by(alive):
             self._outgrown.add(live_set)
+            self._agreement.take_order_of_origins(alive)  # a plan for them needs one
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned[live_set] = alive
