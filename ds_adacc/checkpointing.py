@@ -21,7 +21,6 @@ from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import name_of, with_modules
-from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.runtime_registry import RuntimeRegistry
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ __all__ = [
     "partition_activations_in_checkpoint",
     "reset",
     "set_num_layers",
-    "use",
 ]
 
 
@@ -176,18 +174,6 @@ class CheckpointFunction:
             return outputs
         all_outputs.extend(outputs)
         return tuple(output for output in outputs if isinstance(output, torch.Tensor))
-
-
-def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
-    """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`.
-
-    Once the last engine is gone, what `configure` has set is in force. `module` is what the engine trains. If there are
-    several engines, a function is a block of the one whose module it reaches.
-    """
-    if runtime is None:
-        registry.reset()
-    else:
-        registry.register(runtime, module)
 
 
 def turn_off() -> None:

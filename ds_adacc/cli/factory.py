@@ -118,7 +118,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     except ValueError as error:  # a ConfigError too
         raise BadInput(str(error)) from error
     wrap_blocks(blocks, runtime)
-    checkpointing.use(runtime)
+    checkpointing.registry.register(runtime)
     try:
         loss = _loss(model(*args, **kwargs))
         loss.backward()
@@ -127,7 +127,7 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
         where = f"function {factory.text!r}: a forward and backward at micro-batch {batch}"
         raise BadInput(f"{where} raised {_described(error)}") from error
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
     if not runtime.controller.planning.pending:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))

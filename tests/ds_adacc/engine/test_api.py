@@ -42,7 +42,7 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     assert ds_adacc.initialize(model=model, config=config) is theirs
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     off = 'the "adacc" section of ds_config says "enabled": false'
     why = off if config else 'ds_config has no "adacc" section'
     assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
@@ -64,7 +64,7 @@ def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog):
     existing = Engine(Translator())
     existing.config = {}
     assert ds_adacc.attach(existing) is None
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     told = [record.getMessage() for record in caplog.records]
     assert told == ['the "adacc" section from ADACC_CONFIG says "enabled": false: ds_adacc does nothing']
 
@@ -86,7 +86,7 @@ def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch
 def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     x = torch.ones(2, requires_grad=True)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     try:
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.checkpoint(nn.Identity(), x) is x
@@ -95,7 +95,7 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.registry.runtime is not None
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
 
 
 def summary(model, wanted):
