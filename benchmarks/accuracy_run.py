@@ -206,7 +206,7 @@ class Arm:
         yield {"gradient_errors": relative_errors(lossy, exact)}
 
     def _open(self) -> None:
-        self.runtime = Runtime(load({"adacc": self.section}), stepped=True)
+        self.runtime = Runtime(load({"adacc": self.section}), has_engine=True)
         self.training.model.checkpoint = self.runtime.checkpoint
 
     def _smallest_budget(self) -> int:

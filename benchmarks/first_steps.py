@@ -118,7 +118,7 @@ class Training:
     def ours(self, codecs: str, budget: float, steps: int) -> list[tuple[str, int]]:
         """The purposes and the peaks, in bytes, of steps under ds_adacc."""
         section = {"memory_budget": budget, "codecs": codecs, "solver": {"max_seconds": 30.0}}
-        runtime = Runtime(load({"adacc": section}), stepped=True)
+        runtime = Runtime(load({"adacc": section}), has_engine=True)
         adacc, found = Adacc(runtime), []
         for _ in range(steps):
             purpose = runtime.controller.step.purpose.value

@@ -91,7 +91,7 @@ class Copies:
         self.plain, self.checkpointed, self.model = (copy.deepcopy(program.model) for _ in range(3))
         for block in find_blocks(self.checkpointed, "auto").values():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        self.runtime = Runtime(load({"adacc": {"memory_budget": budget, "codecs": "none"}}), stepped=True)
+        self.runtime = Runtime(load({"adacc": {"memory_budget": budget, "codecs": "none"}}), has_engine=True)
         blocks = find_blocks(self.model, "auto")
         wrap_blocks(blocks, self.runtime)
         self.adacc = Adacc(self.runtime, blocks)

@@ -75,7 +75,7 @@ def train(lengths: int, steps: int, is_plain: bool) -> Run:
     """In a process of its own."""
     torch.manual_seed(0)
     program = varying.llama(lengths, width=128)
-    runtime = Runtime(load({"adacc": {"memory_budget": BUDGET, "codecs": "none"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": BUDGET, "codecs": "none"}}), has_engine=True)
     blocks = find_blocks(program.model, "auto")
     adacc = Adacc(runtime, blocks)
     for parameter in program.model.parameters():

@@ -70,7 +70,7 @@ def train(kind: str, name: str) -> Mapping[str, Any]:
             return {"outcome": NOT_TRIED, "why": "without ds_adacc, the same step gives other gradients each time"}
     except Exception as error:  # whatever transformers raises for these sizes
         return {"outcome": NOT_TRIED, "why": _short(error)}
-    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
+    runtime = Runtime(load({"adacc": SECTION}), has_engine=True)
     try:
         blocks = find_blocks(model, "auto")
     except ValueError as error:

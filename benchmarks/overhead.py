@@ -94,7 +94,7 @@ def stubbed(
 ) -> tuple[Runtime, list[BoundPolicy]]:
     """The runtime of LLaMA blocks under a plan with stubs for codecs, and the bound policy of each block."""
     section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"enabled": False}}
-    runtime = Runtime(load({"adacc": section}), stepped=True)
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
     for _ in range(4):
         in_a_row(runtime.checkpoint)(blocks, *args, **kwargs).sum().backward()
         runtime.controller.end_backward()

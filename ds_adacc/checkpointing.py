@@ -21,7 +21,6 @@ from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import name_of, with_modules
-from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.runtime_registry import RuntimeRegistry
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ __all__ = [
     "partition_activations_in_checkpoint",
     "reset",
     "set_num_layers",
-    "use",
 ]
 
 
@@ -117,7 +115,7 @@ def configure(
     if section is not None and section.compact is not None and not registry.has_engines:
         get_logger().warning("adacc.compact has an effect with ds_adacc.initialize only: it changes the optimizer")
     if section is None and SECTION in ds_config:
-        _tell_of_off()
+        _log_disabled()
     elif section is None:
         section = _default_section()
     registry.configure(section, options, mpu_)
@@ -178,34 +176,22 @@ class CheckpointFunction:
         return tuple(output for output in outputs if isinstance(output, torch.Tensor))
 
 
-def use(runtime: Runtime | None, module: nn.Module | None = None) -> None:
-    """Use the runtime of an engine for `checkpoint`. None resets everything to the state before `configure`.
-
-    Once the last engine is gone, what `configure` has set is in force. `module` is what the engine trains. If there are
-    several engines, a function is a block of the one whose module it reaches.
-    """
-    if runtime is None:
-        registry.reset()
-    else:
-        registry.register(runtime, module)
-
-
 def turn_off() -> None:
     """The section of an engine says `"enabled": false`: from now on `checkpoint` only calls the function.
 
     Not if `configure` or another engine has set it up. A line of log says which key it is.
     """
-    _tell_of_off()
+    _log_disabled()
     if not registry.is_configured:
         registry.configure(None)
         registry.is_set_up = True
 
 
-def _tell_of_off() -> None:
+def _log_disabled() -> None:
     get_logger().info('the "%s" section %s says "enabled": false: ds_adacc does nothing', SECTION, origin())
 
 
-def tell_of_options(ds_config: Mapping[str, Any]) -> None:
+def log_options(ds_config: Mapping[str, Any]) -> None:
     """Log what DeepSpeed's "activation_checkpointing" section of an engine asks for and `configure` has not set.
 
     An engine does not read that section, neither DeepSpeed's nor with ds_adacc. Raises ConfigError if it is no object.

@@ -37,14 +37,14 @@ def get_logger() -> logging.Logger:
 class EngineLog(logging.LoggerAdapter[logging.Logger]):
     """The logger for lines about one engine. `engine` is what users may call it, such as "engine 2 (Discriminator)".
 
-    The lines begin with that if the engine `is_one_of_several`, whose blocks may have the same names.
+    The lines begin with that where `names_engine` is true: there are several, whose blocks may have the same names.
     """
 
     def __init__(self) -> None:
         super().__init__(get_logger())
         self.engine = ""
-        self.is_one_of_several = False
+        self.names_engine = False
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """The message as it is logged, and `kwargs` as they are."""
-        return f"{self.engine}: {msg}" if self.is_one_of_several else msg, kwargs
+        return f"{self.engine}: {msg}" if self.names_engine else msg, kwargs

@@ -70,12 +70,12 @@ def _deepspeed_patched() -> Iterator[None]:
         yield
     except SystemExit as ended:
         if not ended.code:
-            _tell_unless_started()
+            _warn_unless_started()
         raise
-    _tell_unless_started()
+    _warn_unless_started()
 
 
-def _tell_unless_started() -> None:
+def _warn_unless_started() -> None:
     if not (checkpointing.registry.has_started or _HELP.intersection(sys.argv)):
         get_logger().warning(
             "adacc did nothing: the script has ended without a call of deepspeed.initialize or ds_adacc.attach. Does "

@@ -7,7 +7,7 @@ results, to the bit, each in a room of its own:
 * `cpu`: compiled by Numba, on torch's own threads.
 * `cuda`: CUDA sources, compiled by NVRTC and launched through CuPy.
 
-`codec` has what all codecs offer, and `width` the number of bits of a code.
+`codec` has what all codecs offer, `width` the number of bits of a code, and `atomic_write` files for several processes.
 """
 
 import difflib

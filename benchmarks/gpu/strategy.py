@@ -90,7 +90,7 @@ class Ours(Strategy):
     """ds_adacc under a section; or, of an engine that it is attached to, that engine's."""
 
     def __init__(self, section: Mapping[str, Any]) -> None:
-        self.adacc = Adacc(Runtime(load({"adacc": dict(section)}), stepped=True, cache=ProfileCache(default_path())))
+        self.adacc = Adacc(Runtime(load({"adacc": dict(section)}), has_engine=True, cache=ProfileCache(default_path())))
 
     def checkpoint(self, block: nn.Module, *args: Any) -> Tensor:
         return self.adacc.runtime.checkpoint(block, *args)

@@ -62,7 +62,7 @@ class Factory:
         try:
             imported = importlib.import_module(module)
         except Exception as error:
-            reason = _told(error)
+            reason = _described(error)
             hint = f"; did you mean {module[:-3].replace('/', '.')}:{name}?" if module.endswith(".py") else ""
             raise BadInput(f"function {text!r}: module {module!r} cannot be imported: {reason}{hint}") from error
         function = getattr(imported, name, None)
@@ -93,7 +93,7 @@ class Factory:
         try:
             made = self._function(batch)
         except Exception as error:
-            raise BadInput(f"function {self.text!r} raised {_told(error)}") from error
+            raise BadInput(f"function {self.text!r} raised {_described(error)}") from error
         match made:
             case (nn.Module() as model, torch.Tensor() as tensor):
                 return model, (tensor,), {}
@@ -109,7 +109,7 @@ class Factory:
 def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     """Run one forward and backward at this micro-batch size, and measure each block type. Raises BadInput."""
     model, args, kwargs = factory.make(batch)
-    runtime = Runtime(section, stepped=True)
+    runtime = Runtime(section, has_engine=True)
     try:
         blocks = find_blocks(model, section.blocks)
         refuse_compiled(model, blocks, zero_stage=0)
@@ -118,18 +118,18 @@ def record(factory: Factory, section: AdaccConfig, batch: int) -> Recorded:
     except ValueError as error:  # a ConfigError too
         raise BadInput(str(error)) from error
     wrap_blocks(blocks, runtime)
-    checkpointing.use(runtime)
+    checkpointing.registry.register(runtime)
     try:
         loss = _loss(model(*args, **kwargs))
         loss.backward()
         runtime.controller.end_backward()
     except Exception as error:
         where = f"function {factory.text!r}: a forward and backward at micro-batch {batch}"
-        raise BadInput(f"{where} raised {_told(error)}") from error
+        raise BadInput(f"{where} raised {_described(error)}") from error
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
         unwrap_blocks(blocks.values())  # a wrapped block refers to itself: the model would outlive its time
-    if not runtime.controller.pending:
+    if not runtime.controller.planning.pending:
         raise BadInput(_nothing_to_plan(factory, runtime, list(blocks)))
     problem, names = _problem(runtime)
     agreement = runtime.agreement
@@ -151,7 +151,7 @@ def check_sizes(factory: Factory, first: Recorded, second: Recorded) -> None:
         )
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """The error, and the innermost line of the user's code that raised it, if there is one."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if not is_trusted(frame.f_globals.get("__name__", "")):
@@ -174,7 +174,7 @@ def _loss(output: Any) -> torch.Tensor:
 def _problem(runtime: Runtime) -> tuple[planner.Problem, dict[str, str]]:
     """The problem, and the names of its block types in the order met: those of their first blocks."""
     runtime.agreement.budget.limit = UNLIMITED  # this plan is not the answer: it gathers the problem
-    runtime.controller.plan_pending()
+    runtime.controller.planning.plan_pending(runtime.controller.step)
     assert runtime.controller.plan is not None
     (group,) = runtime.controller.plan.groups  # all that ran were alive together
     names: dict[str, str] = {}

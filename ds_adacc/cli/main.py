@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             subcommand = importlib.import_module(f"ds_adacc.cli.{chosen.subcommand}")
         except Exception as error:  # whatever another package raises
-            told = f"{type(error).__name__}: {error}. `ds_adacc doctor` tells what is missing or does not work"
-            print(f"{commands.prog} {chosen.subcommand}: {told}", file=sys.stderr)
+            text = f"{type(error).__name__}: {error}. `ds_adacc doctor` tells what is missing or does not work"
+            print(f"{commands.prog} {chosen.subcommand}: {text}", file=sys.stderr)
             return BAD_INPUT
     parser = argparse.ArgumentParser(prog=f"ds_adacc {chosen.subcommand}", description=SUBCOMMANDS[chosen.subcommand])
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, all else on stderr")

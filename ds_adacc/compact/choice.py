@@ -42,7 +42,7 @@ def choose(
     linear = [name for name, module in _matrices(blocks) if isinstance(module, nn.Linear)]
     for pattern in () if config.layers == "auto" else config.layers:
         if not any(fnmatchcase(name, pattern) for name in linear):
-            raise ConfigError(f"adacc.compact.layers: {pattern!r} fits no Linear layer of the blocks{_told(linear)}")
+            raise ConfigError(f"adacc.compact.layers: {pattern!r} fits no Linear layer of the blocks{_listed(linear)}")
     chosen: list[Chosen] = []
     left: dict[str, str] = {}
     for name, module in _matrices(blocks):
@@ -136,5 +136,5 @@ def _scale(name: str, config: CompactConfig) -> float:
     return next(fitting, COMPACT_SCALE)
 
 
-def _told(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     return f"; they are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}" if names else ", which have none"

@@ -164,7 +164,7 @@ def convert(
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     chosen, left = choose(model, blocks, config, trained)
     compact = Compact(config, chosen, groups)
-    _tell(compact, left)
+    _log_layers(compact, left)
     return compact
 
 
@@ -188,7 +188,7 @@ def applied_steps(engine: Any) -> int:
     return engine.global_steps - engine.skipped_steps
 
 
-def _tell(compact: Compact, left: Mapping[str, str]) -> None:
+def _log_layers(compact: Compact, left: Mapping[str, str]) -> None:
     log, names = get_logger(), list(compact.layers)
     shown = ", ".join(f"{name} ({compact.ranks[name]})" for name in names[:_SHOWN])
     more = ", ..." if len(names) > _SHOWN else ""

@@ -108,8 +108,8 @@ def refuse_reading_values(optimizer: Any) -> None:
 
 
 def _is_decoupled(optimizer: Any, group: Group) -> bool:
-    told = group.get("decoupled_weight_decay", getattr(optimizer, "adam_w_mode", None))
-    return bool(told) if told is not None else any(word in type(optimizer).__name__ for word in _DECOUPLED)
+    asked = group.get("decoupled_weight_decay", getattr(optimizer, "adam_w_mode", None))
+    return bool(asked) if asked is not None else any(word in type(optimizer).__name__ for word in _DECOUPLED)
 
 
 def _listed(parameters: Any) -> list[Any]:

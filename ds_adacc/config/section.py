@@ -161,7 +161,7 @@ def _layers(value: Any) -> str | tuple[str, ...]:
     return patterns
 
 
-def _one_of(kind: str, choices: Iterable[str], synonyms: Mapping[str, str] | None = None) -> PlainValidator:
+def _choice_of(kind: str, choices: Iterable[str], synonyms: Mapping[str, str] | None = None) -> PlainValidator:
     """A check that the value is one of `choices`. `synonyms`: names that mean one of them, for the message."""
 
     def check(value: Any) -> str:
@@ -241,13 +241,13 @@ class AdaccConfig(_Part):
     max_gradient_error: Annotated[float, AfterValidator(_bound)] | None = 0.1
     offload: bool = True
     group_size: Annotated[int, AfterValidator(_group_size)] = 128
-    scale: Annotated[str, _one_of("scale", SCALES)] = "extreme"
-    rounding: Annotated[str, _one_of("rounding", ROUNDINGS)] = "nearest"
+    scale: Annotated[str, _choice_of("scale", SCALES)] = "extreme"
+    rounding: Annotated[str, _choice_of("rounding", ROUNDINGS)] = "nearest"
     zscore_threshold: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3.0
     rectifier: Annotated[RectifierConfig, Field(strict=False)] = RectifierConfig()
     solver: Annotated[SolverConfig, Field(strict=False)] = SolverConfig()
     compact: Annotated[CompactConfig | None, Field(strict=False)] = None
-    backend: Annotated[str, _one_of("backend", ("auto", *BACKENDS), {"gpu": "cuda"})] = "auto"
+    backend: Annotated[str, _choice_of("backend", ("auto", *BACKENDS), {"gpu": "cuda"})] = "auto"
 
     @model_validator(mode="before")
     @classmethod

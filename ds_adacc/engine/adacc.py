@@ -46,8 +46,8 @@ class Adacc:
         others = () if model is None else beside(model, self.blocks).values()
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet(others)
         self._has_served = False
-        self._has_warned = False
-        self._has_told_of_replaced = self._has_told_of_added = False
+        self._has_warned_of_no_calls = False
+        self._has_warned_of_replaced = self._has_warned_of_added = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
 
@@ -83,7 +83,7 @@ class Adacc:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
         self._has_stepped = True
         self._has_served = self._has_served or self.controller.ranks.any(self.runtime.calls > 0)
-        self._tell_of_changes()
+        self._warn_of_changes()
         if self._has_served:
             try:
                 self.controller.end_step()
@@ -92,24 +92,24 @@ class Adacc:
                 if not self.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise
-        elif not self._has_warned and not self.runtime.warnings.has_fallen_back:  # a fallback has its own warning
-            self._has_warned = True
+        elif not (self._has_warned_of_no_calls or self.runtime.warnings.has_fallen_back):  # that has its own warning
+            self._has_warned_of_no_calls = True
             self._warn_of_no_calls()
 
-    def _tell_of_changes(self) -> None:
+    def _warn_of_changes(self) -> None:
         """Warn once if layers have taken the place of blocks, and once if some have been added."""
         if self._model is None:
             return
-        if self._has_told_of_replaced and self._has_told_of_added:
+        if self._has_warned_of_replaced and self._has_warned_of_added:
             return
         log, names = self.controller.agreement.log, no_longer_in(self._model, self.blocks)
-        added = [] if self._has_told_of_added else self._added(self._model, names)
+        added = [] if self._has_warned_of_added else self._added(self._model, names)
         if added:
-            self._has_told_of_added = True
+            self._has_warned_of_added = True
             text = "layers like the blocks found were added to the model: %d (the first: %s). They " + _RUN_WITHOUT
             log.warning(text, len(added), added[0])
-        if names and not self._has_told_of_replaced:
-            self._has_told_of_replaced = True
+        if names and not self._has_warned_of_replaced:
+            self._has_warned_of_replaced = True
             text = "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place "
             log.warning(text + _RUN_WITHOUT, len(names), len(self.blocks), names[0])
 
@@ -143,10 +143,10 @@ def _end_in_silence(error: planner.InfeasibleBudget) -> None:
 
     Otherwise the launcher mixes the tracebacks of all ranks, and the text that the user needs is lost among them.
     """
-    before, told = sys.excepthook, weakref.ref(error)  # the program may catch it, and its frames hold tensors
+    before, refusal = sys.excepthook, weakref.ref(error)  # the program may catch it, and its frames hold tensors
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
-        if value is not told():
+        if value is not refusal():
             before(kind, value, traceback)
 
     sys.excepthook = hook

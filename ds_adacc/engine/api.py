@@ -139,7 +139,7 @@ def attach(engine: Any, config: Any = None) -> Adacc | None:
     _refuse_within_step(engine)
     stage = engine.zero_optimization_stage()
     blocks = blocks_to_serve(engine.module, section, stage)
-    checkpointing.tell_of_options(ds_config)
+    checkpointing.log_options(ds_config)
     with ExitStack() as undo:
         if blocks and stage == 3:
             undo.callback(make_late_leaves(engine, blocks))
@@ -171,7 +171,7 @@ def _prepare(
     if section.compact is not None:
         refuse_compact(ds_config, model)
     blocks = blocks_to_serve(model, section, stage)
-    checkpointing.tell_of_options(ds_config)
+    checkpointing.log_options(ds_config)
     if section.compact is not None:
         groups = groups_of(model, model_parameters, optimizer)
         compact = convert(model, blocks, section.compact, groups)

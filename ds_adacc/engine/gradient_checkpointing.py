@@ -32,14 +32,14 @@ def take_over_gradient_checkpointing(model: nn.Module, blocks: Collection[str]) 
     What was replaced for blocks of an earlier engine is put back first.
     """
     restore_gradient_checkpointing(model.modules())
-    tell = functools.cache(_tell)  # once: some trainers turn it off and on around every evaluation
+    log_once = functools.cache(_log_replaced)  # once: some trainers turn it off and on around every evaluation
     if replace_gradient_checkpointing(model, blocks):
-        tell()
+        log_once()
     for name, module in model.named_modules():
         inner = [block.removeprefix(f"{name}.") if name else block for block in blocks if _touch(name, block)]
         for method in _ENABLING:
             if hasattr(type(module), method):
-                setattr(module, method, types.MethodType(_enabling(method, inner, tell), module))
+                setattr(module, method, types.MethodType(_enabling(method, inner, log_once), module))
 
 
 def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
@@ -52,7 +52,7 @@ def restore_gradient_checkpointing(modules: Iterable[nn.Module]) -> None:
             module._gradient_checkpointing_func = vars(module).pop(ORIGINAL)
 
 
-def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> Callable[..., None]:
+def _enabling(name: str, blocks: Collection[str], log_once: Callable[[], None]) -> Callable[..., None]:
     """A method in place of transformers' method `name`, which replaces the checkpoint function again afterwards.
 
     It is given the model at each call. So a copied or pickled model works.
@@ -61,14 +61,14 @@ def _enabling(name: str, blocks: Collection[str], tell: Callable[[], None]) -> C
     def enable(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         getattr(type(self), name)(self, *args, **kwargs)
         if replace_gradient_checkpointing(self, blocks):
-            tell()
+            log_once()
 
     enable.__name__ = name
     setattr(enable, ORIGINAL, name)
     return enable
 
 
-def _tell() -> None:
+def _log_replaced() -> None:
     get_logger().info("the model's gradient checkpointing is turned off: its blocks run under the plan instead")
 
 

@@ -29,7 +29,7 @@ def events(controller: StepController, samples: int) -> list[MonitorEvent]:
         *_observed(controller.observation),
         *_compression_rates(controller.plan, controller.agreement),
         *_gradient_errors(controller.blocks, controller.agreement),
-        *(_rectifier(controller.schedule.interval, controller.review) if controller.tracks else ()),
+        *(_rectifier(controller.planning.schedule.interval, controller.review) if controller.tracks else ()),
     ]
     return [(f"Adacc/{name}", value, samples) for name, value in values]
 

@@ -99,7 +99,7 @@ def _load(engine: Any, folder: Path) -> None:
     """Continue from the files in the checkpoint's folder, or from the start. Every rank must call."""
     ranks = engine.adacc.controller.ranks
     state, reason = _read(engine, folder / _name(engine))
-    reasons = [told for told in ranks.gather(reason) if told]
+    reasons = [each for each in ranks.gather(reason) if each]
     new = State(schedule=StepSchedule(ended=engine.global_steps))  # without a plan; counts its steps as the engine does
     engine.adacc.runtime.restore(new if reasons else state)
     if not ranks.is_first:
@@ -164,5 +164,5 @@ def _difference(document: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
 
 def _fingerprint(model: nn.Module) -> str:
     """The name of the model's class, and a hash of the names, whole shapes and dtypes of its parameters."""
-    told = [(name, whole_shape(p), str(p.dtype)) for name, p in model.named_parameters()]
-    return f"{type(model).__name__} {hashlib.sha256(repr(told).encode()).hexdigest()[:12]}"
+    parameters = [(name, whole_shape(p), str(p.dtype)) for name, p in model.named_parameters()]
+    return f"{type(model).__name__} {hashlib.sha256(repr(parameters).encode()).hexdigest()[:12]}"

@@ -57,7 +57,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         # Torch's own seed, so that a seeded script has the same projections each time.
         compact.begin(engine, ranks.from_first(torch.initial_seed()))
     journal = Journal.of_this_run() if engine.global_rank == 0 else Journal(None)
-    runtime = Runtime(section, ranks, stepped=True, cache=ProfileCache(default_path()), journal=journal)
+    runtime = Runtime(section, ranks, has_engine=True, cache=ProfileCache(default_path()), journal=journal)
     journal.write(
         "start",
         ranks=ranks.size,

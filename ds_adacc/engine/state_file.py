@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from ds_adacc.execute.block import Block
+from ds_adacc.kernels.atomic_write import atomic_write
 from ds_adacc.steps.saved_state import State
 
 FORMAT = 15
@@ -29,13 +29,7 @@ def write(path: Path, facts: Mapping[str, Any], state: State) -> None:
     }
     content = io.BytesIO()
     torch.save(document, content)  # into memory: with a full disk torch.save would raise RuntimeError
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        new.write_bytes(content.getbuffer())
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
+    atomic_write(path, content.getbuffer())
 
 
 def read(path: Path) -> Mapping[str, Any]:

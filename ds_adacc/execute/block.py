@@ -41,12 +41,12 @@ class Block:
     after 64 calls without one, so those before it do not count.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `effects`: what a second forward of it has changed of what it depends on; None: nothing so far (Rule E17).
-    `is_one_of_many`: it is a function, and a thousand were called since another one that was never called again.
+    `is_always_new`: it is a function, and a thousand were called since another one that was never called again.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
-        self.begins_gradient = self.is_one_of_many = False
+        self.begins_gradient = self.is_always_new = False
         self.effects: str | None = None
         self.mispredicted: set[str] = set()
         self.other_graphs = 0

@@ -54,7 +54,7 @@ class BlockRegistry:
             self._called_once.add(key)
             if len(self._functions) > _FUNCTIONS:
                 forgotten, _ = self._functions.popitem(last=False)
-                block.is_one_of_many = forgotten in self._called_once
+                block.is_always_new = forgotten in self._called_once
                 self._called_once.discard(forgotten)
         else:
             self._functions.move_to_end(key)

@@ -16,7 +16,7 @@ from ds_adacc.execute.host_offload import Offloads
 from ds_adacc.program.dispatch_modes import modes_now
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.nodes import graphs_behind
-from ds_adacc.program.slots import CopyingSlot, Holder, ParameterSlot, Slot, TellingSlot, ValueSlot, keep
+from ds_adacc.program.slots import CopyingSlot, Holder, NotifyingSlot, ParameterSlot, Slot, ValueSlot, keep
 from ds_adacc.python_state.tensor_marks import stride_of
 
 
@@ -144,9 +144,9 @@ class Call:
             self.holders[index].release()  # Rule E4: all its sources are saved now
         if self._offloads is not None and number == self.bound.course.last and instruction.dtype is not None:
             # Backward asks for it first. Then all that the call has offloaded starts to come back.
-            slot = TellingSlot(slot, self._offloads.expect)
+            slot = NotifyingSlot(slot, self._offloads.expect)
         if number == self.bound.course.first and self.alive is not None:  # backward asks for it last
-            return TellingSlot(slot, self.alive.note_backward)
+            return NotifyingSlot(slot, self.alive.note_backward)
         return slot
 
     @property

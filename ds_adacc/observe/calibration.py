@@ -95,7 +95,7 @@ class Calibration:
         found = peak(plan, excess, by_policy)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
         is_seen = len(unseen) < len(excess)
-        _tell_of_unseen(self._log, unseen, is_seen)
+        _log_unseen(self._log, unseen, is_seen)
         observation = Observation(held, found if is_seen else None, observed_seconds(measured, known_types))
         fitting = [group for group in plan.groups if not group.shortfall]
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
@@ -198,7 +198,7 @@ def _warn_of_others(log: EngineLog, known: KnownType, nbytes: int) -> None:
     )
 
 
-def _tell_of_unseen(log: EngineLog, names: Sequence[str], is_seen: bool) -> None:
+def _log_unseen(log: EngineLog, names: Sequence[str], is_seen: bool) -> None:
     """Log of which blocks the backward was not seen. `is_seen`: it was of others."""
     if names:
         what = "the observed peak counts one backward as planned" if is_seen else "the peak of the plan is not observed"

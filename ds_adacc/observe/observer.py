@@ -17,7 +17,7 @@ from ds_adacc.execute.variant import Variant
 from ds_adacc.observe.step_profiler import CallMoments, Measured, StepProfiler
 from ds_adacc.plan.forward_order import ForwardPass
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.program.slots import UNPLANNED, Holder, Retained, Slot, TellingSlot
+from ds_adacc.program.slots import UNPLANNED, Holder, NotifyingSlot, Retained, Slot
 
 
 class Observer:
@@ -68,11 +68,11 @@ class Observer:
             observed.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
             nodes = profiler.note_end(observed.moments, inputs)
 
-        def watched(tensor: torch.Tensor) -> TellingSlot:
+        def watched(tensor: torch.Tensor) -> NotifyingSlot:
             slot = pack(tensor)
             if isinstance(slot, Retained) and slot.name == UNPLANNED:
                 self._holders.add(slot)
-            return TellingSlot(slot, observed.begin_backward)
+            return NotifyingSlot(slot, observed.begin_backward)
 
         def done(output: Any) -> None:
             nodes.clear()  # the graph keeps them now
@@ -80,7 +80,7 @@ class Observer:
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
             if profiler is not None and observed.moments is not None:
                 observed.moments.ended = profiler.now()
-                _tell_of_backward(weakref.ref(observed), output)
+                _watch_backward(weakref.ref(observed), output)
 
         return watched, done
 
@@ -167,7 +167,7 @@ class ObservedCall:
             self.observer.backward_begins(self)
 
 
-def _tell_of_backward(observed: weakref.ref[ObservedCall], output: Any) -> None:
+def _watch_backward(observed: weakref.ref[ObservedCall], output: Any) -> None:
     """Have the observed call told when backward comes to the output. It may allocate before it unpacks anything.
 
     The graph must not keep the observed call: that lives as long as the call's slots.

@@ -90,7 +90,7 @@ class _Drift(NamedTuple):
 def _drifts(counts: Counts, agreement: Agreement) -> Iterator[_Drift]:
     for digest, found in counts.items():
         known = agreement.known_types.get(digest)
-        if known is None or known.agreed is None:
+        if known is None or known.plan is None:
             continue
         for index, count in found.items():
             value, codec = known.recording.values[index], known.outlier_codec(index)

@@ -1,4 +1,4 @@
-"""What all ranks have agreed on: the budget in bytes, and the policies of every block type."""
+"""What all ranks have agreed on, and what this one has adopted: the budget in bytes, the policies of block types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.log import EngineLog
 from ds_adacc.plan.approvals import Approvals, BlockErrors, BlockKey
-from ds_adacc.plan.block_type import AdoptedType, AgreedType, KnownType
+from ds_adacc.plan.block_type import AdoptedPlan, KnownType, TypePlan
 from ds_adacc.plan.budget import Budget
 from ds_adacc.plan.forward_order import ForwardOrder, ForwardPass
 from ds_adacc.plan.live_sets import Alive, LiveSet, TypePolicies, components, maximal
@@ -34,15 +34,15 @@ class AgreementState:
     live_sets: tuple[LiveSet, ...] = ()
     unfit: tuple[LiveSet, ...] = ()
     orders: tuple[tuple[LiveSet, tuple[str, ...]], ...] = ()
-    agreed: tuple[AgreedType, ...] = ()
+    agreed: tuple[TypePlan, ...] = ()
     errors: tuple[tuple[BlockKey, BlockErrors], ...] = ()
     repeated: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ValueError unless every policy is valid for its block type."""
-        for agreed in self.agreed:
-            for policy in set(agreed.policies):
-                policy.check(agreed.spec.profile)
+        for plan in self.agreed:
+            for policy in set(plan.policies):
+                policy.check(plan.spec.profile)
 
 
 class Agreement:
@@ -72,7 +72,7 @@ class Agreement:
         return AgreementState(self.budget.limit, self.live_sets, self.unfit, orders, agreed, errors, repeated)
 
     def restore(self, state: AgreementState, indices: Mapping[Block, Mapping[str, int]]) -> None:
-        """Restore the agreed policies. Block types are forgotten; they are added again when their blocks run.
+        """Restore the planned policies. Block types are forgotten; they are added again when their blocks run.
 
         `indices` holds, for each block, what `ForwardOrder.indices` returned.
         """
@@ -80,7 +80,7 @@ class Agreement:
         # policies of a type that this rank has not run yet are kept until it runs. Of the planned types those planned
         # last come last, of the adopted ones those used last.
         self.known_types: dict[str, KnownType] = {}
-        self.agreed_types: OrderedDict[str, AgreedType] = OrderedDict((each.spec.name, each) for each in state.agreed)
+        self.type_plans: OrderedDict[str, TypePlan] = OrderedDict((each.spec.name, each) for each in state.agreed)
         self.passes = Passes()  # the calls alive at once
         # The live sets that were planned for, and those for which no plan is known that fits.
         self.budget.limit, self.live_sets, self.unfit = state.limit, state.live_sets, state.unfit
@@ -93,25 +93,25 @@ class Agreement:
         self.forward_order.restore(dict(state.orders), indices)
 
     @property
-    def planned_types(self) -> dict[str, AgreedType]:
+    def planned_types(self) -> dict[str, TypePlan]:
         """The types that were planned for, the same on every rank: those planned last come last."""
-        return {name: agreed for name, agreed in self.agreed_types.items() if not isinstance(agreed, AdoptedType)}
+        return {name: plan for name, plan in self.type_plans.items() if not isinstance(plan, AdoptedPlan)}
 
     @property
-    def adopted_types(self) -> dict[str, AdoptedType]:
+    def adopted_types(self) -> dict[str, AdoptedPlan]:
         """The types that have adopted policies, on this rank alone: those used last come last."""
-        return {name: agreed for name, agreed in self.agreed_types.items() if isinstance(agreed, AdoptedType)}
+        return {name: plan for name, plan in self.type_plans.items() if isinstance(plan, AdoptedPlan)}
 
     @property
     def origins(self) -> dict[str, str]:
         """Of each type that has adopted policies, the type at another size that they were planned for."""
-        return {name: agreed.origin for name, agreed in self.adopted_types.items()}
+        return {name: plan.origin for name, plan in self.adopted_types.items()}
 
     def add(self, recording: Recording, profile: planner.Profile) -> KnownType:
         """Add a new block type. If the ranks have agreed on policies for it before, these are in force here too."""
-        known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.agreed_types)
-        if known.agreed is not None:
-            known.count, known.calls_per_block = known.agreed.spec.count, known.agreed.spec.calls_per_block
+        known = self.known_types[recording.digest] = KnownType(recording.of_type(), profile, self.type_plans)
+        if known.plan is not None:
+            known.count, known.calls_per_block = known.plan.spec.count, known.plan.spec.calls_per_block
         timed = next((each for each in self._at_other_sizes(known) if each.is_timed), None)
         if timed is not None:
             known.time_as(timed)
@@ -122,7 +122,7 @@ class Agreement:
         known = self.known_types.get(digest)
         if known is None:  # forgotten meanwhile
             return False
-        is_first = known.agreed is not None and not known.is_timed
+        is_first = known.plan is not None and not known.is_timed
         known.note_second_forward(seconds)
         for each in self._at_other_sizes(known):
             if not each.is_timed:
@@ -149,10 +149,10 @@ class Agreement:
         The count never decreases. But that of a new size is a guess until a pass with it has ended.
         """
         known = self.known_types[digest]
-        if known.fewest is None and isinstance(known.agreed, AdoptedType):
-            spec = known.agreed.of_calls(alive).spec
+        if known.fewest is None and isinstance(known.plan, AdoptedPlan):
+            spec = known.plan.of_calls(alive).spec
             known.count, known.calls_per_block = spec.count, spec.calls_per_block
-        elif known.fewest is None and known.agreed is None:  # it has found nothing to adopt
+        elif known.fewest is None and known.plan is None:  # it has found nothing to adopt
             known.count = 0
         known.fewest = alive if known.fewest is None else min(alive, known.fewest)
         if alive > known.count:
@@ -179,23 +179,23 @@ class Agreement:
 
     def runs(self, digest: str, policies: TypePolicies) -> bool:
         """Whether these policies are in force for the block type."""
-        return digest in self.agreed_types and self.agreed_types[digest].policies == policies
+        return digest in self.type_plans and self.type_plans[digest].policies == policies
 
     def permits(self, digest: str, index: int | None) -> bool:
         """Whether the block with this index may run its policy: the bound on the gradient error is known to hold."""
-        agreed = self.agreed_types[digest]
-        return self.approvals.permit((self.origin(digest), index), agreed.policy(index), agreed.spec.profile)
+        plan = self.type_plans[digest]
+        return self.approvals.permit((self.origin(digest), index), plan.policy(index), plan.spec.profile)
 
     def lacks_index(self, block: Block, digest: str) -> bool:
         """Whether the block may run nothing lossy, though its type may, since its index is not known."""
-        agreed = self.agreed_types.get(digest)
-        if agreed is None or self.approvals.max_error is None or self.forward_order.index(block, digest) is not None:
+        plan = self.type_plans.get(digest)
+        if plan is None or self.approvals.max_error is None or self.forward_order.index(block, digest) is not None:
             return False
-        return agreed.has_lossy
+        return plan.has_lossy
 
     def may_all_run(self, digest: str) -> bool:
         """Whether every policy of the type's blocks is known to keep the bound on the gradient error."""
-        return all(self.permits(digest, index) for index in range(len(self.agreed_types[digest].policies)))
+        return all(self.permits(digest, index) for index in range(len(self.type_plans[digest].policies)))
 
     def has_trials(self, plan: Plan) -> bool:
         """Whether a policy of the plan must be measured before it comes into force."""
@@ -203,19 +203,19 @@ class Agreement:
 
     def errors_in_force(self) -> dict[BlockKey, float]:
         """The measured gradient errors of the policies in force, by block."""
-        return self.approvals.in_force(self.agreed_types.values())
+        return self.approvals.in_force(self.type_plans.values())
 
     @property
     def has_lossy(self) -> bool:
         """Whether a policy in force is lossy, where the section bounds its error."""
-        return self.approvals.max_error is not None and any(each.has_lossy for each in self.agreed_types.values())
+        return self.approvals.max_error is not None and any(each.has_lossy for each in self.type_plans.values())
 
     def is_lossy(self, block: Block, digest: str) -> bool:
         """Whether the policy in force for this block is lossy, where the section bounds its error."""
-        agreed = self.agreed_types.get(digest)
-        if agreed is None or self.approvals.max_error is None:
+        plan = self.type_plans.get(digest)
+        if plan is None or self.approvals.max_error is None:
             return False
-        return agreed.is_lossy(self.forward_order.index(block, digest))
+        return plan.is_lossy(self.forward_order.index(block, digest))
 
     def forget_all_but(self, digests: Collection[str]) -> None:
         """Forget all other block types. Their agreed policies are kept, in case the types run again."""
@@ -228,8 +228,12 @@ class Agreement:
 
     def origin(self, digest: str) -> str:
         """The block type whose policies this one runs: another size of it if they were adopted, else itself."""
-        agreed = self.agreed_types.get(digest)
-        return agreed.origin if isinstance(agreed, AdoptedType) else digest
+        plan = self.type_plans.get(digest)
+        return plan.origin if isinstance(plan, AdoptedPlan) else digest
+
+    def take_order_of_origins(self, alive: Alive) -> None:
+        """Have these block types come in the order of those whose policies they run."""
+        self.forward_order.copy_order(alive, {name: self.origin(name) for name in alive})
 
     @property
     def undecided(self) -> tuple[str, ...]:
@@ -266,7 +270,7 @@ class Agreement:
 
         What is not planned for yet, or was adopted on this rank alone, is held by each rank as a whole.
         """
-        return self.inputs.shared_if(known.agreed is not None and known.agreed.shares_inputs)
+        return self.inputs.shared_if(known.plan is not None and known.plan.shares_inputs)
 
     def profile_of(self, known: KnownType, inputs: InputPlacement | None = None) -> planner.Profile:
         """The profile to plan with: its codecs have the errors measured so far, its inputs are held as `inputs` says.
@@ -278,52 +282,52 @@ class Agreement:
             profile = replace(profile, graph=profile.graph.kept)
         return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
-    def set_agreed(self, agreed: Sequence[AgreedType]) -> None:
+    def set_planned(self, planned: Sequence[TypePlan]) -> None:
         """Put planned policies in force. The block types planned longest ago are forgotten, the same on every rank.
 
         What was approved with other outlier channels is approved no longer.
         """
-        for each in agreed:
-            before = self.agreed_types.pop(each.spec.name, each)  # the types planned last are kept longest
+        for each in planned:
+            before = self.type_plans.pop(each.spec.name, each)  # the types planned last are kept longest
             old, new = before.capacity, each.capacity
             self.approvals.withdraw(each.spec.name, {i for i in {*old, *new} if old.get(i) != new.get(i)})
-            self.agreed_types[each.spec.name] = each
-        for name in [*self.planned_types][: -max(_REMEMBERED, len(agreed))]:
-            del self.agreed_types[name]
-        self.forward_order.forget_all_but(self.agreed_types)
-        self.approvals.forget_all_but(self.agreed_types)
+            self.type_plans[each.spec.name] = each
+        for name in [*self.planned_types][: -max(_REMEMBERED, len(planned))]:
+            del self.type_plans[name]
+        self.forward_order.forget_all_but(self.type_plans)
+        self.approvals.forget_all_but(self.type_plans)
 
     def forget_planned(self, names: Collection[str]) -> None:
         """Forget what was planned for these block types: they adopt policies anew, or wait for a plan."""
         for name in names:
-            self.agreed_types.pop(name, None)
+            self.type_plans.pop(name, None)
         self.live_sets = tuple(each for each in self.live_sets if each.isdisjoint(names))
         self.unfit = tuple(each for each in self.unfit if each.isdisjoint(names))
 
-    def adopt(self, agreed: AgreedType, origin: str, is_priced: bool = True) -> None:
+    def adopt(self, plan: TypePlan, origin: str, is_priced: bool = True) -> None:
         """Put policies in force, on this rank alone, that were adopted from the block type `origin`.
 
         It holds the inputs that they retain as a whole.
         """
-        parts = agreed.spec, agreed.policies, agreed.capacity, agreed.correction
-        self.agreed_types[agreed.spec.name] = AdoptedType(*parts, origin=origin, is_priced=is_priced)
-        self.forward_order.copy_indices(agreed.spec.name, origin)
+        parts = plan.spec, plan.policies, plan.capacity, plan.correction
+        self.type_plans[plan.spec.name] = AdoptedPlan(*parts, origin=origin, is_priced=is_priced)
+        self.forward_order.copy_indices(plan.spec.name, origin)
 
     def note_use(self, digest: str) -> bool:
         """Note that a block of this type is called: of the adopted types, those used last are kept longest.
 
         Returns whether the type has policies.
         """
-        agreed = self.agreed_types.get(digest)
-        if isinstance(agreed, AdoptedType):
-            self.agreed_types.move_to_end(digest)
-        return agreed is not None
+        plan = self.type_plans.get(digest)
+        if isinstance(plan, AdoptedPlan):
+            self.type_plans.move_to_end(digest)
+        return plan is not None
 
     def forget_adopted(self, names: Collection[str]) -> None:
         """Forget these adopted block types."""
         self.forward_order.forget(set(names))
         for name in names:
-            del self.agreed_types[name]
+            del self.type_plans[name]
             self.known_types.pop(name, None)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ds_adacc import planner
 from ds_adacc.kernels import separates_outliers
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.profile.gradient_error import PolicyError
 
 BlockKey = tuple[str, int | None]  # a block type, and the index of one of its blocks in forward order; None: unknown
@@ -92,9 +92,9 @@ class Approvals:
         """The largest relative error measured of an approved policy; None if it was not measured."""
         return dict(self._of(key).approved).get(policy.on_device)
 
-    def in_force(self, agreed: Iterable[AgreedType]) -> dict[BlockKey, float]:
+    def in_force(self, plans: Iterable[TypePlan]) -> dict[BlockKey, float]:
         """The largest measured errors of the policies in force, by block."""
-        blocks = ((each.spec.name, i, policy) for each in agreed for i, policy in enumerate(each.policies))
+        blocks = ((each.spec.name, i, policy) for each in plans for i, policy in enumerate(each.policies))
         errors = {(name, i): self.error((name, i), policy) for name, i, policy in blocks}
         return {key: error for key, error in errors.items() if error is not None}
 

@@ -1,4 +1,4 @@
-"""Blocks with the same program have one block type: what this process knows of it, and what all ranks agreed on."""
+"""Blocks with the same program have one block type: what this process knows of it, and the plan that it runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _MOST_COURSES = 32  # a policy is new with each plan
 
 
 @dataclass(frozen=True)
-class AgreedType:
-    """The result of a planning for one block type, the same on every rank. The next planning replaces all of it.
+class TypePlan:
+    """The policies of one block type, and what they were found for. What was planned is the same on every rank.
+
+    The next planning replaces all of it.
 
     `spec`: the planner's input for this type.
     `policies`: one for each block, in forward order.
@@ -46,7 +48,7 @@ class AgreedType:
         """Whether the policy of the block with this index is lossy."""
         return bool(self.policy(block_index).lossy_values(self.spec.profile))
 
-    def of_calls(self, alive: int) -> AgreedType:
+    def of_calls(self, alive: int) -> TypePlan:
         """The block type if so many of its calls are alive at once: of each block equally many, at least one."""
         each = max(-(-alive // self.spec.blocks), 1)
         return replace(self, spec=replace(self.spec, count=self.spec.blocks * each, calls_per_block=each))
@@ -58,8 +60,8 @@ class AgreedType:
 
 
 @dataclass(frozen=True)
-class AdoptedType(AgreedType):
-    """What a block type has adopted on this rank alone: what was planned for another size of its program, as it fits.
+class AdoptedPlan(TypePlan):
+    """The plan of a block type that was adopted from that of another size of its program, on this rank alone.
 
     `origin`: the block type at that size.
     `is_priced`: its peak beside the largest sizes of other programs is known. Else it is computed for each live set
@@ -74,7 +76,7 @@ class AdoptedType(AgreedType):
 class KnownType:
     """What this process knows of a block type.
 
-    `agreed_types`: those of the `Agreement`.
+    `type_plans`: those of the `Agreement`.
     `count`: how many of its calls were alive at once. `calls_per_block`: how many of these each block has.
     `fewest`: the fewest calls that were alive in a pass; None before one has ended.
     `outlier_channels`: by value index, the most outlier channels found in any of its blocks on this rank. That is the
@@ -89,7 +91,7 @@ class KnownType:
 
     recording: Recording
     profile: planner.Profile
-    agreed_types: Mapping[str, AgreedType] = field(repr=False)
+    type_plans: Mapping[str, TypePlan] = field(repr=False)
     count: int = 1
     calls_per_block: int = 1
     fewest: int | None = None
@@ -102,34 +104,34 @@ class KnownType:
     _only_retained: set[int] = field(default_factory=set, repr=False)
 
     @property
-    def agreed(self) -> AgreedType | None:
-        """What the ranks have agreed on, or what it has adopted; None before that."""
-        return self.agreed_types.get(self.recording.digest)
+    def plan(self) -> TypePlan | None:
+        """What was planned for the type, or what it has adopted; None before that."""
+        return self.type_plans.get(self.recording.digest)
 
     @property
-    def in_force(self) -> AgreedType:
-        """What the ranks have agreed on. Ask only a type that is planned for, or has adopted policies."""
-        assert self.agreed is not None
-        return self.agreed
+    def in_force(self) -> TypePlan:
+        """Its plan. Ask only a type that is planned for, or has adopted policies."""
+        assert self.plan is not None
+        return self.plan
 
     @property
     def policies(self) -> TypePolicies | None:
-        """The policies in force, of the blocks in forward order. None until the ranks have agreed on them."""
-        return None if self.agreed is None else self.agreed.policies
+        """The policies in force, of the blocks in forward order. None until there is a plan."""
+        return None if self.plan is None else self.plan.policies
 
     @property
     def plan_frees_what_is_kept(self) -> bool:
         """Whether what is in force counts what its calls hold as freed by backward, which keeps it."""
-        return self.keeps_graph and self.agreed is not None and self.agreed.spec.profile.graph.frees_stored
+        return self.keeps_graph and self.plan is not None and self.plan.spec.profile.graph.frees_stored
 
     @property
     def capacity(self) -> Mapping[int, int]:
         """The number of outlier channels kept raw, by value index."""
-        return self.outlier_channels if self.agreed is None else self.agreed.capacity
+        return self.outlier_channels if self.plan is None else self.plan.capacity
 
     def policy(self, block_index: int | None) -> planner.Policy:
-        """The policy in force for the block with this index. Until the ranks agree on one, it recomputes all it can."""
-        return planner.recompute_policy(self.profile) if self.agreed is None else self.agreed.policy(block_index)
+        """The policy in force for the block with this index. Until there is a plan, it recomputes all that it can."""
+        return planner.recompute_policy(self.profile) if self.plan is None else self.plan.policy(block_index)
 
     @property
     def offers_lossy(self) -> bool:

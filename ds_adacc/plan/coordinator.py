@@ -11,7 +11,7 @@ import torch
 from ds_adacc import planner
 from ds_adacc.plan.agreement import Agreement
 from ds_adacc.plan.available import available_bytes
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.budget_error import explained, fraction
 from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.correction import Correction
@@ -90,25 +90,25 @@ class Coordinator:
         present = frozenset(digest for each in everyone for digest in each.reports)
         sets, orders = maximal(names & present for names in live), merge_orders([each.orders for each in everyone])
         by_all = RepeatableByAll([each.repeatable for each in everyone])
-        plan, agreed = self.ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
+        plan, planned = self.ranks.on_first(lambda: self._solve(everyone, sets, orders, asked.reason, forgiven, by_all))
         # 4. Every rank puts the same policies in force.
         self._warn(plan)
         agreement.forward_order.orders = orders
         agreement.budget.limit = max(plan.budget, agreement.budget.limit or 0)
-        agreement.set_agreed(agreed)
-        agreement.repeated = by_all.repeated(agreement.repeated, agreed)
+        agreement.set_planned(planned)
+        agreement.repeated = by_all.repeated(agreement.repeated, planned)
         self._remember((*(names for names in live if not names & touched), *sets), plan)
-        agreement.forget_planned(by_all.superseded(agreed, agreement.planned_types.keys()))
+        agreement.forget_planned(by_all.superseded(planned, agreement.planned_types.keys()))
         return plan
 
     def _warn(self, plan: Plan) -> None:
         """Warn of policies that are not the solver's, before they come into force."""
-        told = set()
+        warned = set()
         for group in plan.groups:
             kept = [self.agreement.runs(each.name, plan.policies[each.name]) for each in group.block_types]
             stays = all(kept)
-            if group.solution.fallback and not group.shortfall and group.solution.fallback not in told:
-                told.add(group.solution.fallback)
+            if group.solution.fallback and not group.shortfall and group.solution.fallback not in warned:
+                warned.add(group.solution.fallback)
                 which = "the old plan stays in force" if stays else "a plan of simple rules is in force"
                 text = "%s, which keeps the budget but may be slower than the solver's. The reason: %s"
                 self.agreement.log.warning(text, which, with_advice(group.solution.fallback, self.agreement.config))
@@ -132,7 +132,7 @@ class Coordinator:
         unfit = {names for group in plan.groups if group.shortfall for names in group.unfit(plan.budget)}
         fit = {names for group in plan.groups for names in group.live_sets} - unfit
         before = (names for names in self.agreement.unfit if not any(names <= planned for planned in fit))
-        live = frozenset(self.agreement.agreed_types)
+        live = frozenset(self.agreement.type_plans)
         self.agreement.unfit = maximal(names for names in (*before, *unfit) if names <= live)
         self.agreement.live_sets = maximal(names & live for names in set(live_sets) - unfit)
 
@@ -164,8 +164,8 @@ class Coordinator:
         reason: str,
         forgiven: Forgiven,
         by_all: RepeatableByAll,
-    ) -> tuple[Plan, tuple[AgreedType, ...]]:
-        """The plan, and the new `AgreedType` of each of its block types, from what all ranks have told."""
+    ) -> tuple[Plan, tuple[TypePlan, ...]]:
+        """The plan, and the new `TypePlan` of each of its block types, from what all ranks have told."""
         agreement, merged = self.agreement, self._merge([answer.reports for answer in everyone], by_all)
         specs = {digest: each.spec for digest, each in merged.items()}
         passes = [alive for answer in everyone for alive in answer.passes]
@@ -174,8 +174,8 @@ class Coordinator:
         available = (answer.available for answer in everyone if answer.available is not None)
         budget = agreement.budget.of_plan(without, min(available))
         in_force = {  # () for a block type whose policies were rejected, or not measured yet
-            digest: agreed.policies if agreement.may_all_run(digest) else ()
-            for digest, agreed in agreement.agreed_types.items()
+            digest: each.policies if agreement.may_all_run(digest) else ()
+            for digest, each in agreement.type_plans.items()
         }
         began = time.perf_counter()
         try:
@@ -187,16 +187,16 @@ class Coordinator:
         seconds = time.perf_counter() - began
         plan = Plan(groups, budget, without, reason, compare(groups, budget), seconds)
         chosen = plan.policies
-        agreed = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
-        return plan, tuple(agreed)
+        planned = (replace(merged[each.name], spec=each, policies=chosen[each.name]) for each in plan.block_types)
+        return plan, tuple(planned)
 
-    def _merge(self, everyone: Sequence[Mapping[str, RankReport]], by_all: RepeatableByAll) -> dict[str, AgreedType]:
-        """The ranks' reports on each block type merged into one `AgreedType`, without policies yet, by digest."""
+    def _merge(self, everyone: Sequence[Mapping[str, RankReport]], by_all: RepeatableByAll) -> dict[str, TypePlan]:
+        """The ranks' reports on each block type merged into one `TypePlan`, without policies yet, by digest."""
         merged = {}
-        for digest in sorted({digest for told in everyone for digest in told}):
-            reports = [told[digest] for told in everyone if digest in told]
-            agreed = self.agreement.agreed_types.get(digest)
-            before = Correction() if agreed is None else agreed.correction
+        for digest in sorted({digest for each in everyone for digest in each}):
+            reports = [each[digest] for each in everyone if digest in each]
+            old = self.agreement.type_plans.get(digest)
+            before = Correction() if old is None else old.correction
             capacity = merge_capacity(report.capacity for report in reports)
             correction = merge_corrections(reports, before)
             known, prices = self.agreement.known_types.get(digest), self.agreement.outlier_prices
@@ -205,5 +205,5 @@ class Coordinator:
             spec = merge_block_type(digest, profile, reports)
             spec = replace(spec, strictness=self.agreement.approvals.strictness(digest, spec.blocks))
             shares_inputs = all(report.shares_inputs for report in reports)
-            merged[digest] = AgreedType(spec, (), capacity, correction, shares_inputs)
+            merged[digest] = TypePlan(spec, (), capacity, correction, shares_inputs)
         return merged

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AdoptedType, AgreedType
+from ds_adacc.plan.block_type import AdoptedPlan, TypePlan
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.plan import PlanRequest
 
@@ -20,8 +20,8 @@ def peak_without(agreement: Agreement, alive: Alive) -> int:
     types = {name: agreement.known_types[name] for name in sorted(alive)}
     specs = [
         planner.BlockType(name, agreement.profile_of(known), known.count, known.calls_per_block)
-        if known.agreed is None
-        else known.agreed.spec
+        if known.plan is None
+        else known.plan.spec
         for name, known in types.items()
     ]
     return _request(agreement, specs, alive).peak_without()
@@ -33,11 +33,11 @@ def largest_pass(agreement: Agreement, live_set: LiveSet) -> Alive:
     return max(passes, key=lambda alive: peak_without(agreement, alive), default=agreement.alive(live_set))
 
 
-def estimated_peak(agreement: Agreement, agreed: Iterable[AgreedType], alive: Alive | None = None) -> int:
-    """Predicted peak bytes of the calls of these block types together. `alive`: None if those planned for are."""
-    agreed = [each if alive is None else each.of_calls(alive[each.spec.name]) for each in agreed]
-    request = _request(agreement, [each.spec for each in agreed])
-    own = {each.spec.name: each.policies for each in agreed}
+def estimated_peak(agreement: Agreement, plans: Iterable[TypePlan], alive: Alive) -> int:
+    """Predicted peak bytes of so many calls of these block types together."""
+    plans = [each.of_calls(alive[each.spec.name]) for each in plans]
+    request = _request(agreement, [each.spec for each in plans])
+    own = {each.spec.name: each.policies for each in plans}
     problem = request.problem(request.block_types)
     policies = {agreement.origin(name): chosen for name, chosen in own.items()} | own
     return planner.peak_bytes(problem, [policies[each.name] for each in problem.block_types])
@@ -48,7 +48,7 @@ def estimated_held(agreement: Agreement, calls: Mapping[tuple[str, planner.Polic
     total = 0
     for (digest, policy), count in calls.items():
         known = agreement.known_types[digest]
-        profile = agreement.profile_of(known) if known.agreed is None else known.agreed.spec.profile
+        profile = agreement.profile_of(known) if known.plan is None else known.plan.spec.profile
         total += count * policy.held_bytes(profile)
     return total
 
@@ -56,18 +56,18 @@ def estimated_held(agreement: Agreement, calls: Mapping[tuple[str, planner.Polic
 def have_plan(agreement: Agreement, alive: Alive) -> bool:
     """Whether these block types were planned together, or together fit the budget under their current policies."""
     names = frozenset(alive)
-    agreed = [agreed for name in alive if (agreed := agreement.known_types[name].agreed) is not None]
-    if len(agreed) < len(alive):
+    plans = [plan for name in alive if (plan := agreement.known_types[name].plan) is not None]
+    if len(plans) < len(alive):
         return False
     # An adopted type was priced in the live sets of its origin, beside what was planned there. Not beside another size
     # of the same program, nor beside others that have adopted: each may have used what was left of the budget.
     origins, planned = frozenset(map(agreement.origin, names)), (*agreement.live_sets, *agreement.unfit)
     is_known = len(origins) == len(names) and any(origins <= known for known in planned)
-    adopted = [each for each in agreed if isinstance(each, AdoptedType)]
+    adopted = [each for each in plans if isinstance(each, AdoptedPlan)]
     is_known = is_known and all(each.is_priced for each in adopted) and len(adopted) <= 1
-    if is_known and all(alive[each.spec.name] <= each.spec.count for each in agreed):
+    if is_known and all(alive[each.spec.name] <= each.spec.count for each in plans):
         return True
-    return agreement.budget.limit is not None and estimated_peak(agreement, agreed, alive) <= agreement.budget.limit
+    return agreement.budget.limit is not None and estimated_peak(agreement, plans, alive) <= agreement.budget.limit
 
 
 def _request(agreement: Agreement, specs: Sequence[planner.BlockType], alive: Alive | None = None) -> PlanRequest:

@@ -99,9 +99,9 @@ class Ranks:
                 result = work()
             except Exception as raised:
                 error = raised
-        result, told = self.from_first((result, _portable(error)))
-        if told is not None:
-            raise error or told
+        result, received = self.from_first((result, _portable(error)))
+        if received is not None:
+            raise error or received
         return result
 
 

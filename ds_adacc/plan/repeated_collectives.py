@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class RepeatableByAll:
         ops = tuple(replace(op, replayable=False) for op in profile.graph.ops)
         return replace(profile, graph=replace(profile.graph, ops=ops))
 
-    def repeated(self, before: frozenset[str], agreed: Iterable[AgreedType]) -> frozenset[str]:
+    def repeated(self, before: frozenset[str], plans: Iterable[TypePlan]) -> frozenset[str]:
         """The names of the blocks of which all ranks run a second forward from now on.
 
-        `before`: those of so far. They stay if the plan, which is of the types `agreed`, has no such block.
+        `before`: those of so far. They stay if none of the new `plans` has such a block.
         """
         decided, recomputed = set(), set()
-        for each in agreed:
+        for each in plans:
             for index, name in self._names[each.spec.name]:
                 decided.add(name)
                 if each.spec.profile.graph.replayed(each.policy(index).stores):
                     recomputed.add(name)
         return (before - decided) | (recomputed & self._by_all)
 
-    def superseded(self, agreed: Iterable[AgreedType], planned: Collection[str]) -> frozenset[str]:
-        """Those of the block types planned before whose blocks the plan, of the types `agreed`, has at other sizes."""
-        new = {each.spec.name for each in agreed}
+    def superseded(self, plans: Iterable[TypePlan], planned: Collection[str]) -> frozenset[str]:
+        """Those of the block types planned before whose blocks the new `plans` have at other sizes."""
+        new = {each.spec.name for each in plans}
         decided = {name for digest in new for _, name in self._names[digest]}
         older = (digest for digest in planned if digest not in new)
         return frozenset(d for d in older if any(name in decided for _, name in self._names[d]))

@@ -41,24 +41,24 @@ def solve(
     change: the others also run in live sets that fit, and would be slower there. The new ones take the leanest policies
     that simple rules find; so does a new group if the solver was out of time and these fit.
     """
-    planning = _Planning(request, budget, config, in_force)
+    solver = _GroupSolver(request, budget, config, in_force)
     groups: list[Group] = []
     refusals: list[planner.InfeasibleBudget] = []
     for names in components(request.live_sets):
         component = Component(request.problem(names), tuple(s for s in request.live_sets if s <= names))
         try:
-            groups.append(planning.solved(component))
+            groups.append(solver.solved(component))
         except planner.NoSolutionInTime as error:
             if forgiven is Forgiven.NONE:
                 raise
-            group = planning.without_solver(component, str(error), smallest=None)
+            group = solver.without_solver(component, str(error), smallest=None)
             if group.shortfall:
                 group = replace(group, shortfall=with_advice(group.shortfall, config))
             groups.append(group)
         except planner.InfeasibleBudget as error:
             refusals.append(error)
             if forgiven is Forgiven.ALL:
-                groups.append(planning.without_solver(component, str(error), error.smallest))
+                groups.append(solver.without_solver(component, str(error), error.smallest))
     if refusals and forgiven is not Forgiven.ALL:
         worst = max(refusals, key=lambda error: error.smallest)
         raise planner.InfeasibleBudget(worst.budget, worst.smallest, worst.proven, _hint(request, budget, config))
@@ -74,7 +74,7 @@ def with_advice(reason: str, config: AdaccConfig) -> str:
 
 
 @dataclass(frozen=True)
-class _Planning:
+class _GroupSolver:
     """Finds the policies of one group after the other. The fields are as in `solve`."""
 
     request: PlanRequest

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -19,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from ds_adacc import kernels, planner
 from ds_adacc.config import AdaccConfig
 from ds_adacc.environment import cache_folder, device_name, versions
+from ds_adacc.kernels.atomic_write import atomic_write
 from ds_adacc.log import get_logger
 
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
@@ -114,7 +113,7 @@ class ProfileCache:
         """Keep `profile` under `key` in place of an earlier one. `description` is for a person who opens the file."""
         saved = datetime.now(timezone.utc).isoformat(timespec="seconds")
         content = _KEPT.dump_json(_Kept(description, saved, profile))
-        self._attempt(lambda: _write(self._path(key), content))
+        self._attempt(lambda: atomic_write(self._path(key), content))
 
     def sizes(self) -> list[int]:
         """The bytes of each profile's file. Writes nothing. Raises OSError for a folder that cannot be read."""
@@ -151,16 +150,6 @@ def _read(path: Path) -> planner.Profile | None:
         text = "a profile in the cache is damaged (%s): its block is measured again, and %s is then replaced"
         get_logger().warning(text, _first(error), path)
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a process of another machine may have this one's number
-    try:
-        new.write_bytes(content)
-        os.replace(new, path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _first(error: ValidationError) -> str:

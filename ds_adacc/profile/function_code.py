@@ -24,8 +24,8 @@ def digest_of(functions: Iterable[type[torch.autograd.Function]]) -> str:
     """
     hashed = hashlib.sha256()
     for cls in functions:
-        for told in _of_class(cls):
-            hashed.update(repr(told).encode())
+        for part in _of_class(cls):
+            hashed.update(repr(part).encode())
     return hashed.hexdigest()
 
 

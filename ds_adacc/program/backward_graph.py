@@ -95,10 +95,10 @@ class BackwardGraph:
                     arriving.setdefault((edge.node, edge.place), []).append((index, edge))
         found: set[int] = set()
         for index in reversed(range(len(self.nodes))):
-            ways = arriving.get((index, 0), [])
-            if len(ways) != 1 or self.nodes[index].kind in _RESHAPE:
+            edges = arriving.get((index, 0), [])
+            if len(edges) != 1 or self.nodes[index].kind in _RESHAPE:
                 continue
-            giver, edge = ways[0]
+            giver, edge = edges[0]
             if not self.passes_on(self.nodes[giver], edge):
                 continue
             is_part = self.nodes[giver].gets[0].nbytes != self.nodes[index].gets[0].nbytes

@@ -65,7 +65,7 @@ def computes_only(cls: type[torch.autograd.Function]) -> bool:
     return _PLACE in vars(cls) or aten_counterpart(cls) not in (None, "linear")
 
 
-def roles_told(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
+def roles_of_function(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
     """By value, the roles of what a Function reads and of what it makes, as its arguments' names or its user tell."""
     if not op.is_function:
         return {}, {}

@@ -125,17 +125,17 @@ class CopyingSlot:
         return copy_of(self.slot.unpack().detach())  # a parameter's copy has none of its attributes
 
 
-class TellingSlot:
-    """A slot that tells when backward asks for it. Whatever `told` is bound to lives as long as the slot."""
+class NotifyingSlot:
+    """A slot that notifies when backward asks for it. Whatever `notify` is bound to lives as long as the slot."""
 
-    __slots__ = ("slot", "told")
+    __slots__ = ("notify", "slot")
 
-    def __init__(self, slot: Slot, told: Callable[[], object]) -> None:
+    def __init__(self, slot: Slot, notify: Callable[[], object]) -> None:
         self.slot = slot
-        self.told = told
+        self.notify = notify
 
     def unpack(self) -> torch.Tensor:
-        self.told()
+        self.notify()
         return self.slot.unpack()
 
 

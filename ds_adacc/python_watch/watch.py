@@ -118,7 +118,7 @@ class Watch:
         self._thread = threading.get_ident()
         callback_handler.register_start_callback(self._compiler_begins)
         callback_handler.register_end_callback(self._compiler_ends)
-        sys.setprofile(self._told)
+        sys.setprofile(self._on_event)
 
     def pause(self) -> None:
         """Watch nothing until as many calls of `resume`. Other threads are not watched anyway."""
@@ -130,7 +130,7 @@ class Watch:
         if self._is_running and threading.get_ident() == self._thread:
             self._pauses -= 1
             if not self._pauses:
-                sys.setprofile(self._told)
+                sys.setprofile(self._on_event)
 
     def paused(self) -> _Paused:
         """A context in which nothing is watched."""
@@ -213,7 +213,7 @@ class Watch:
         """
         return self._maker is not None or not self._is_running
 
-    def _told(self, frame: types.FrameType, event: str, called: Any) -> None:
+    def _on_event(self, frame: types.FrameType, event: str, called: Any) -> None:
         if not self._is_running:  # the block has put it back after the end: nobody is told any more
             return
         if self._importing is not None:

@@ -47,7 +47,7 @@ class CompiledCode:
         if code is not None:
             self._codes_of_graphs.add(code)
 
-    def runs_untold(self, position: int) -> bool:
+    def runs_unknown(self, position: int) -> bool:
         """Whether such code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
         if not in_compiled_code():
             return False

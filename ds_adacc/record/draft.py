@@ -270,10 +270,10 @@ class Draft:
 
     def note_compiled(self) -> bool:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
-        is_untold = self._compiled.runs_untold(len(self._positions))
-        if is_untold:
+        is_unknown = self._compiled.runs_unknown(len(self._positions))
+        if is_unknown:
             self.doubt_from_here()
-        return is_untold
+        return is_unknown
 
     def record_unseen_writes(self, given: Any) -> None:
         """Add an operator for each storage to which something wrote unseen (Rule R19).

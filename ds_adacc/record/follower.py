@@ -55,8 +55,8 @@ def not_followed_now(predicted: Recording) -> str | None:
 
     Only the watch tells of Functions, of kernels in Python, and of those that are launched.
     """
-    is_told = (op.is_function or op.func is KERNEL or op.python_reads is not None for op in predicted.ops)
-    return Watch.refusal() if any(is_told) else None
+    needs_watch = (op.is_function or op.func is KERNEL or op.python_reads is not None for op in predicted.ops)
+    return Watch.refusal() if any(needs_watch) else None
 
 
 class Follower(Recorder):

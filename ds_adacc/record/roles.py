@@ -15,7 +15,7 @@ from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.known_functions import ATTENTION, SOFTMAX, aten_counterpart
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
-from ds_adacc.program.registration import roles_told
+from ds_adacc.program.registration import roles_of_function
 from ds_adacc.record.compiled_kernels import KERNEL
 from ds_adacc.record.extremes import may_become_extreme
 from ds_adacc.record.masks import is_mask
@@ -53,20 +53,20 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
     The data of a value that has died is not known. No codec is on offer for it.
     """
     readers: dict[int, list[tuple[RecordedOp, int, Geometry]]] = {}
-    told: dict[int, str] = {}  # what a Function reads goes before what another one makes
+    of_functions: dict[int, str] = {}  # what a Function reads goes before what another one makes
     for op in recording.ops:
         for slot, ref in enumerate(op.references):
             if isinstance(ref, ValueRef):
                 readers.setdefault(ref.index, []).append((op, slot, ref.geometry))
-        of_read, of_made = roles_told(op)
-        told.update({index: role for index, role in of_made.items() if index not in told})
-        told.update(of_read)
+        of_read, of_made = roles_of_function(op)
+        of_functions.update({index: role for index, role in of_made.items() if index not in of_functions})
+        of_functions.update(of_read)
     values, infinite = [], []
     for value in recording.values:
         tensor = tensors.at_hand(value.index)
         uses = readers.get(value.index, [])
         two_valued = tensor is not None and value.index in recording.saved and is_mask(value, recording, tensor)
-        role = "dropout_mask" if two_valued else told.get(value.index) or _role(value, recording, uses)
+        role = "dropout_mask" if two_valued else of_functions.get(value.index) or _role(value, recording, uses)
         is_whole = tensor is not None and not value.overwritten
         if is_whole and not _is_finite(tensor):
             infinite.append(value.index)

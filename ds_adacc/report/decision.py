@@ -150,8 +150,8 @@ def _running(policy: planner.Policy, chosen: Sequence[planner.Policy], blocks: S
         return "all blocks"
     running = [number for number, each in enumerate(chosen) if each == policy]
     paths = _without_parents([name.partition(" ")[0] for name in blocks])
-    are_told_apart = len(set(paths)) == len(paths) == len(chosen)
-    named = span(paths[number] for number in running) if are_told_apart else _runs(running)
+    are_distinct = len(set(paths)) == len(paths) == len(chosen)
+    named = span(paths[number] for number in running) if are_distinct else _runs(running)
     return f"block{'s' if len(running) > 1 else ''} {named}" if named[:1].isdigit() else named
 
 

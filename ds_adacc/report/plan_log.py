@@ -38,28 +38,28 @@ class PlanLog:
         self._journal = journal
         self._ranks = ranks
         self._decisions: list[Decision] = []  # of the plan that was made last
-        self._told: dict[str, TypePolicies] = {}  # the policies told last, by block type
+        self._logged: dict[str, TypePolicies] = {}  # the policies logged last, by block type
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
         self._is_promised = self._has_tracked = False
-        self._untold: Plan | None = None  # the plan of a checkpoint, until a block has run under it
+        self._restored: Plan | None = None  # the plan of a checkpoint, until a block has run under it
         self._log = agreement.log
 
     def resume(self, plan: Plan | None) -> None:
         """A run begins, with this plan of a checkpoint; None: without one."""
-        self._untold = plan
+        self._restored = plan
 
     def end_step(self, observation: Observation | None, step: int) -> None:
         """A step has ended. Tell of a checkpoint's plan once a block has run, unless another one is in force by then.
 
         `observation`: of the plan.
         """
-        if self._untold is not None and self._agreement.known_types:
-            plan, self._untold = self._untold, None
+        if self._restored is not None and self._agreement.known_types:
+            plan, self._restored = self._restored, None
             self.restored(plan, observation, step)
 
     def decided(self, plan: Plan, step: int) -> None:
         """A plan was made, and comes into force. Every rank must call: it is for the block types of all of them."""
-        self._untold = None
+        self._restored = None
         here = decisions_here(plan, self._agreement)
         if step:
             promises = self._needs_table(plan) and not self._is_promised
@@ -84,16 +84,16 @@ class PlanLog:
         if is_corrected:
             self._log.info("step %d: %s", step, line_of_correction(plan, observation))
         elif not self._needs_table(plan):
-            is_new = any(self._told.get(name) != policies for name, policies in plan.policies.items())
+            is_new = any(self._logged.get(name) != policies for name, policies in plan.policies.items())
             self._log.info("step %d: %s", step, line_of_observation(plan, observation, is_new))
-            self._told |= plan.policies
+            self._logged |= plan.policies
         else:
             self._show(plan, observation)
         self._journal.write("observed", step=step, **asdict(observation))
 
     def restored(self, plan: Plan, observation: Observation | None, step: int) -> None:
         """The first step has ended of a run that goes on from a checkpoint with this plan."""
-        if all(known.agreed is None for known in self._agreement.known_types.values()):
+        if all(known.plan is None for known in self._agreement.known_types.values()):
             self._decisions = []
             self._log.warning(
                 "the checkpoint's plan is for other blocks or input sizes than those of the first step, so a new plan "
@@ -108,7 +108,7 @@ class PlanLog:
         return self._shown is None or plan.without > _MUCH_MORE * self._shown
 
     def _show(self, plan: Plan, observation: Observation) -> None:
-        self._told |= plan.policies
+        self._logged |= plan.policies
         self._shown, self._is_promised = max(plan.without, self._shown or 0), False
         self._log.info("%s", decision_table(plan, self._decisions, self._agreement, observation))
 

@@ -49,8 +49,8 @@ def remarks_on(decisions: Sequence[Decision]) -> list[RenderableType]:
     for decision in decisions:
         for remark in decision.remarks:
             about.setdefault(remark, []).append(decision.name)
-    told = (r if len(names) == len(decisions) else f"{span(names)}: {r}" for r, names in about.items())
-    return [Padding(Text(text), (0, 0, 0, INDENT), expand=False) for text in told]
+    texts = (r if len(names) == len(decisions) else f"{span(names)}: {r}" for r, names in about.items())
+    return [Padding(Text(text), (0, 0, 0, INDENT), expand=False) for text in texts]
 
 
 def heading(decision: Decision) -> str:

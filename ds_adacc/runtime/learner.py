@@ -77,14 +77,14 @@ class Learner:
     def learn(self, incoming: Incoming) -> Learned:
         """Record the call, and learn from it. Raises RuntimeError if only this rank cannot do so (Rule T8)."""
         block, signature, controller = incoming.block, incoming.signature, self._controller
-        self._tell_of_repetition(incoming)
+        self._warn_of_repetition(incoming)
         called = self._record(incoming)
         captured, guards = called.captured, called.guards
         block.places.update(captured.watch.reads.places)
         if captured.recording is None:
             self._note_failure(called)
             return Learned(captured)
-        recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.stepped)
+        recording, costs = planned_recording(called, captured.recording, controller.agreement, controller.has_engine)
         checkpoint = checkpoint_inside(captured.watch)
         if checkpoint is not None and not recording.is_whole:  # of a block recomputed as a whole it is a part
             again = f"it calls {checkpoint} in its forward, which recomputes what runs in it, whatever the plan says"
@@ -95,7 +95,7 @@ class Learner:
             beginning.buffers.keep(recording)
         variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
         self._note_computed(guards, captured.watch)
-        self._tell_limits(block, recording, checkpoint)
+        self._warn_of_limits(block, recording, checkpoint)
         with controller.agreement.budget.aside():
             relatives = block.relatives(signature, guards)
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
@@ -109,7 +109,7 @@ class Learner:
         block.add(signature, variant)
         return Learned(captured, variant, outliers_are_new, beginning)
 
-    def _tell_of_repetition(self, incoming: Incoming) -> None:
+    def _warn_of_repetition(self, incoming: Incoming) -> None:
         """Warn if the block was recorded often, and is recorded again."""
         block, signature = incoming.block, incoming.signature
         self._warnings.recorded_again(block, block.changing_numbers(signature))
@@ -205,7 +205,7 @@ class Learner:
                 _, places = self._computed.setdefault(id(code), (code, {}))
                 places.update(watch.reads.places)
 
-    def _tell_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:
+    def _warn_of_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:
         """Warn of what runs in the block over which no plan decides. `checkpoint`: as of `checkpoint_inside`."""
         if recording.hides_compiled:
             self._warnings.compiled(block)
@@ -236,7 +236,7 @@ class Learner:
         else:
             if costs is not None:
                 known.note_more(whole_profile(recording, costs))
-            self._controller.new_sizes.symbolic_types.learn(example, known.profile, constants)
+            self._controller.planning.new_sizes.symbolic_types.learn(example, known.profile, constants)
         if block.latest(signature) is None:  # later, one batch with an Inf would forbid codecs for the rest of the run
             known.narrow([self._codecs.on_offer(value, recording) for value in recording.values])
         return known
@@ -246,7 +246,7 @@ class Learner:
     ) -> KnownType:
         """Measure a new block type. `relatives`: as of `SymbolicTypes.learn`; `costs`: as of `_known_type`."""
         controller, recording = self._controller, example.recording
-        symbolic_types, adopter = controller.new_sizes.symbolic_types, controller.new_sizes.adopter
+        symbolic_types, adopter = controller.planning.new_sizes.symbolic_types, controller.planning.new_sizes.adopter
         controller.step.close()  # measuring operators would be counted as the step's own
         like = symbolic_types.like(relatives, example)
         if costs is not None:
@@ -259,7 +259,7 @@ class Learner:
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
             adopter.adopt_for_type(known, like)
-        reason = controller.trials.admit(known, recording, captured)
+        reason = controller.planning.trials.admit(known, recording, captured)
         if reason is not None:
             self._warnings.unmeasurable(known.recording.name, reason)
         return known
@@ -272,7 +272,7 @@ class Learner:
                 variant.outliers[index] = order.to(device), count.to(device)
             else:
                 variant.note_outliers(index, *self._codecs.outliers(tensors[index], known.recording.values[index]))
-            if known.agreed is None:
+            if known.plan is None:
                 known.note_outliers(index, int(variant.outliers[index][1]))
 
 

@@ -175,7 +175,7 @@ class PlannedCalls:
 
     def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
         controller = self._controller
-        return controller.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
+        return controller.planning.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
 
     def _begin(
         self,
@@ -199,20 +199,17 @@ class PlannedCalls:
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
             observed = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
-        told = functools.partial(self._warnings.diverged, incoming.block)
+        on_divergence = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
-            told = functools.partial(self._doubt_prediction, incoming.block, variant)
+            on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: PackedCall
         if second is not None:
             call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:
-            call = Call(bound, inputs, told, noted, alive)
+            call = Call(bound, inputs, on_divergence, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
         pack: Pack = call.pack
-        if (
-            bound.recording.repeats_collectives
-            and self._controller.agreement.known_types[variant.digest].agreed is None
-        ):
+        if bound.recording.repeats_collectives and self._controller.agreement.known_types[variant.digest].plan is None:
             pack = HostCopies(call.pack).pack
         if tracks and isinstance(call, Call):
             agreement = self._controller.agreement
@@ -257,7 +254,7 @@ class PlannedCalls:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         self._controller.step.current_pass.take_back(variant.digest, block)
         block.note_mispredicted(variant)
-        self._controller.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
+        self._controller.planning.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(block, bound, position)
 
 

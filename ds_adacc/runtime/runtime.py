@@ -58,15 +58,15 @@ _OTHER_THREAD = "another thread runs a block at the same time"
 class Runtime:
     """Runs the calls of the blocks. Its `controller` divides them into steps.
 
-    `calls` counts the calls, and `recordings` counts the recorded ones. With an engine attached (`stepped`), the engine
-    says when a step ends, and the rectifier runs if the section enables it.
+    `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, an
+    engine says when a step ends, and the rectifier runs if the section enables it.
     """
 
     def __init__(
         self,
         config: AdaccConfig,
         ranks: Ranks | None = None,
-        stepped: bool = False,
+        has_engine: bool = False,
         cache: ProfileCache | None = None,
         journal: Journal | None = None,
     ) -> None:
@@ -78,7 +78,7 @@ class Runtime:
             Coordinator(Agreement(config, self.codecs), ranks or Ranks()),
             self._binder,
             journal or Journal(None),
-            stepped,
+            has_engine,
         )
         self.calls = 0
         self.recordings = 0
@@ -217,11 +217,11 @@ class Runtime:
     def _predict(self, incoming: Incoming) -> Variant | None:
         """A new variant for a call that differs from earlier ones in input sizes only. None: it must be recorded."""
         block, signature, guards = incoming.block, incoming.signature, incoming.guards
-        new_sizes = self.controller.new_sizes
+        new_sizes = self.controller.planning.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
         distances = {digest: signature.sizes.distance(sizes) for digest, (_, sizes) in relatives.items()}
-        for digest in new_sizes.symbolic_types.one_of_each(relatives, distances):
+        for digest in new_sizes.symbolic_types.first_of_each(relatives, distances):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)
@@ -236,7 +236,7 @@ class Runtime:
         """Record the call, and pack what its forward has saved as the policy says that its variant runs from now on."""
         refuse_checkpointed(incoming.block.name)
         self.recordings += 1
-        if incoming.block.is_one_of_many:
+        if incoming.block.is_always_new:
             self.warnings.always_new(incoming.block)
         learned = self._learner.learn(incoming)
         if learned.variant is None:
@@ -264,14 +264,14 @@ class Runtime:
         # What the run before has left, as far as a block may still come back to it.
         kept = {digest for block in self.blocks.every() for digest in block.digests}
         past = {digest: each for digest, each in self.profiler.remembered.items() if digest in kept}
-        past_errors = {digest: each for digest, each in controller.trials.remembered.items() if digest in kept}
+        past_errors = {digest: each for digest, each in controller.planning.trials.remembered.items() if digest in kept}
         return State(
             agreement=agreement.state(),
             plan=controller.plan,
             observation=controller.observation,
-            has_run_a_plan=controller.has_run_a_plan,
-            corrected=controller.calibration.corrected,
-            schedule=controller.schedule,
+            has_run_a_plan=controller.planning.has_run_a_plan,
+            corrected=controller.planning.calibration.corrected,
+            schedule=controller.planning.schedule,
             profiles={**past, **profiles},
             errors={**past_errors, **errors},
             blocks=[{**block.to_plain(), "indices": indices(block)} for block in self.blocks.every()],

@@ -113,8 +113,12 @@ class RuntimeRegistry:
             self._own.controller.abandon()
         self._own, self.section, self.options, self.mpu = own, section, options, mpu
 
-    def register(self, runtime: Runtime, module: nn.Module | None) -> None:
-        """Have the runtime of an engine, which trains `module`, serve until the engine is gone."""
+    def register(self, runtime: Runtime, module: nn.Module | None = None) -> None:
+        """Have the runtime of an engine, which trains `module`, serve until the engine is gone.
+
+        Once the last engine is gone, what `configure` has set is in force. If there are several, a function is a block
+        of the one whose module it reaches.
+        """
         placement = _placement(self.options, self.mpu)  # it may raise what the user's mpu raises
         if self._own is not None:
             self._own.controller.abandon()
@@ -160,7 +164,7 @@ class RuntimeRegistry:
         runtime.agreement.log.engine = f"engine {self._count}{model}"
         runtimes = self._runtimes
         for each in runtimes:
-            each.agreement.log.is_one_of_several |= len(runtimes) > 1
+            each.agreement.log.names_engine |= len(runtimes) > 1
 
     def _ranks_of(self, group: dist.ProcessGroup | None, max_seconds: float) -> Ranks:
         """The ranks of the group. They stay the same if they can: each `Ranks` opens connections for good."""

@@ -22,7 +22,7 @@ from ds_adacc.steps.step_controller import StepController
 Lengths = tuple[int, ...]
 
 _MOST = 4096  # each combination of input sizes is one
-_MOST_WAYS = 64  # in which a block runs one program; a schedule makes new constants all the time
+_MOST_CONTEXTS = 64  # of a block that runs one program; a schedule makes new constants all the time
 _MOST_ENDS = 256  # batches of about as many tokens each make ever new ones: none is larger in everything
 
 
@@ -48,25 +48,25 @@ class SeenPrograms:
         """Whether the block needs not be followed in this call, whose program is predicted to be the variant's."""
         if variant.has_varied_numbers or self._key(incoming, variant) not in self._seen:
             return False
-        return self._seen_lengths.cover(*self._way(incoming, variant))
+        return self._seen_lengths.cover(*self._context(incoming, variant))
 
     def add(self, incoming: Incoming, variant: Variant) -> None:
         """Note that the call has run the program of the variant."""
-        self._seen_lengths.add(*self._way(incoming, variant))
+        self._seen_lengths.add(*self._context(incoming, variant))
         if not variant.has_varied_numbers:
             key = self._key(incoming, variant)
             if len(self._seen) >= _MOST and key not in self._seen:
                 self._seen.clear()
             self._seen.add(key)
 
-    def _way(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, Hashable, Lengths]:
+    def _context(self, incoming: Incoming, variant: Variant) -> tuple[SymbolicType | None, Block, Hashable, Lengths]:
         """What `SeenLengths` asks for."""
         recording, block = variant.recording, incoming.block
-        program = self._controller.new_sizes.symbolic_types.of(variant.digest)
+        program = self._controller.planning.new_sizes.symbolic_types.of(variant.digest)
         others, lengths = apart(incoming.signature)
         parameters = tuple(map(identity_mark, recording.parameters))
-        way = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(incoming)
-        return program, block, way, lengths
+        context = recording.constants, parameters, tuple(recording.buffers), others, self._marks_of(incoming)
+        return program, block, context, lengths
 
     def _key(self, incoming: Incoming, variant: Variant) -> Hashable:
         """Names the program as this block runs it in this call.
@@ -138,40 +138,40 @@ class _Seen:
 
 
 class SeenLengths:
-    """The lengths at which blocks were seen, by program, block and way.
+    """The lengths at which blocks were seen, by program, block and context.
 
     A layer may compare its number with a constant, and a length with another one, as where all layers from the 20th on
     have a window. So each block is to be seen itself, unless it was seen where no length is greater, and where none is
     less. What it decides by a threshold, on a length or on a product of several, it then decides between them too.
 
-    A `way` is all else by which Python may decide, and all of what it has decided that is no part of the program: which
-    constants, say, a block computes with above a length. What was seen of one tells nothing of another.
+    A `context` is all else by which Python may decide, and all of what it has decided that is no part of the program:
+    which constants, say, a block computes with above a length. What was seen of one tells nothing of another.
     """
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[SymbolicType, weakref.WeakKeyDictionary[Block, dict[Hashable, _Seen]]]
         self._seen = weakref.WeakKeyDictionary()
 
-    def cover(self, program: SymbolicType | None, block: Block, way: Hashable, lengths: Lengths) -> bool:
+    def cover(self, program: SymbolicType | None, block: Block, context: Hashable, lengths: Lengths) -> bool:
         """Whether the block was seen to run the program so at lengths at most these, and at lengths at least these.
 
         What was seen before the program had its latest example does not count: other numbers were predicted then.
         """
         if program is None:
             return False
-        seen = self._seen.get(program, {}).get(block, {}).get(way)
+        seen = self._seen.get(program, {}).get(block, {}).get(context)
         return seen is not None and seen.examples == program.program.examples and seen.covers(lengths)
 
-    def add(self, program: SymbolicType | None, block: Block, way: Hashable, lengths: Lengths) -> None:
+    def add(self, program: SymbolicType | None, block: Block, context: Hashable, lengths: Lengths) -> None:
         """Note that the block has run the program so at these lengths. None: the program is not known."""
         if program is None:
             return
-        ways = self._seen.setdefault(program, weakref.WeakKeyDictionary()).setdefault(block, {})
-        if len(ways) >= _MOST_WAYS and way not in ways:
-            ways.clear()
-        if way not in ways or ways[way].examples != program.program.examples:
-            ways[way] = _Seen(program.program.examples)
-        ways[way].add(lengths)
+        contexts = self._seen.setdefault(program, weakref.WeakKeyDictionary()).setdefault(block, {})
+        if len(contexts) >= _MOST_CONTEXTS and context not in contexts:
+            contexts.clear()
+        if context not in contexts or contexts[context].examples != program.program.examples:
+            contexts[context] = _Seen(program.program.examples)
+        contexts[context].add(lengths)
 
 
 def _at_most(one: Lengths, other: Lengths) -> bool:

@@ -8,6 +8,7 @@ it, and nothing is communicated: each rank does so for the sizes that it meets i
 * `symbolic_types`: the programs met so far, each with its sizes left open.
 * `symbolic_program`: what such a program is at other sizes; `symbolic_profile`: what it costs there; `formula`: how a
   number follows the sizes.
+* `origins`: which of the sizes of a program are planned for, and from which of these another one adopts.
 * `adopter`: has block types adopt policies, from those of other sizes of their programs; `policy_search`: the search
   for policies that fit.
 """

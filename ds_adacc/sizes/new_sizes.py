@@ -14,6 +14,7 @@ from ds_adacc.plan.agreement import Agreement
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import Sizes
 from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.origins import Origins
 from ds_adacc.sizes.symbolic_program import Example, as_block, fits
 from ds_adacc.sizes.symbolic_types import SymbolicTypes
 
@@ -36,7 +37,8 @@ class NewSizes:
 
     def __init__(self, agreement: Agreement, blocks: BlockRegistry) -> None:
         self.symbolic_types = SymbolicTypes()
-        self.adopter = Adopter(agreement, self.symbolic_types)
+        self.origins = Origins(agreement, self.symbolic_types)
+        self.adopter = Adopter(agreement, self.symbolic_types, self.origins)
         self._agreement = agreement
         self._blocks = blocks
         self._predicted = 0  # how many times
@@ -67,12 +69,12 @@ class NewSizes:
                 return None
             known = self._agreement.add(predicted, profile)
             known.take_over(self._agreement.known_types[like])
-            self._tell(predicted, inputs, example)
+            self._log_predicted(predicted, inputs, example)
         self.symbolic_types.note_predicted(predicted.digest, like, sizes)
         self.adopter.adopt_for_type(known, like)
         return Predicted(predicted, has_varied_numbers)
 
-    def _tell(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
+    def _log_predicted(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:
         self._predicted += 1
         if is_logged(self._predicted):
             before = iter(example.sizes.lengths)

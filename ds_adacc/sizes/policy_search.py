@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.live_sets import LiveSet, TypePolicies
 from ds_adacc.plan.plan import PlanRequest
 
@@ -19,17 +19,17 @@ Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
 
 
 class PolicySearch:
-    """Prices policies of the block type `relative` as if its blocks had another profile.
+    """Prices policies of the block type of `relative` as if its blocks had another profile.
 
-    `agreed`: all block types by name. `live_sets`: those without `relative` are left out. `permit`: whether a block may
-    run a policy.
+    `plans`: of all block types, by name. `live_sets`: those without `relative` are left out. `permit`: whether a block
+    may run a policy.
     """
 
     def __init__(
         self,
-        relative: AgreedType,
+        relative: TypePlan,
         profile: planner.Profile,
-        agreed: Mapping[str, AgreedType],
+        plans: Mapping[str, TypePlan],
         live_sets: Sequence[LiveSet],
         orders: Mapping[LiveSet, tuple[str, ...]],
         permit: Permit,
@@ -38,8 +38,8 @@ class PolicySearch:
         self.spec = replace(relative.spec, profile=profile)
         self._relative = relative
         live_sets = [names for names in live_sets if name in names] or [frozenset((name,))]
-        specs = {other: agreed[other].spec for names in live_sets for other in names} | {name: self.spec}
-        self._agreed = agreed
+        specs = {other: plans[other].spec for names in live_sets for other in names} | {name: self.spec}
+        self._plans = plans
         self._permit = permit
         self._request = PlanRequest(specs, live_sets, orders)
         self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
@@ -94,8 +94,8 @@ class PolicySearch:
         run = planner.simulate(self.spec.profile, policy)
         return run.held, run.fetched
 
-    def agreed(self, name: str, policies: TypePolicies) -> AgreedType:
-        """What is agreed on for the block type `name` that has this profile, under these policies."""
+    def plan(self, name: str, policies: TypePolicies) -> TypePlan:
+        """The plan of the block type `name`, which has this profile, with these policies."""
         return replace(self._relative, spec=replace(self.spec, name=name), policies=policies)
 
     def compressed(self, limit: int) -> TypePolicies | None:
@@ -122,4 +122,4 @@ class PolicySearch:
 
     def _of(self, name: str, policies: TypePolicies) -> TypePolicies:
         """The policies that are priced; of other block types, those in force."""
-        return policies if name == self.spec.name else self._agreed[name].policies
+        return policies if name == self.spec.name else self._plans[name].policies

@@ -67,7 +67,7 @@ class SymbolicTypes:
         """The program of which this block type is a size; None if it is not known."""
         return None if digest is None else self._types.get(digest)
 
-    def one_of_each(self, digests: Iterable[str], distances: Mapping[str, float] | None = None) -> list[str]:
+    def first_of_each(self, digests: Iterable[str], distances: Mapping[str, float] | None = None) -> list[str]:
         """Of each known program, the first of these block types. A program in which fewer sizes vary comes first.
 
         Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
@@ -89,7 +89,7 @@ class SymbolicTypes:
         `relatives`: as of `learn`. Constants that are computed from the sizes make it another program at each size.
         """
         alike = _alike(relatives, example)
-        return next((each for each in self.one_of_each(alike) if self._types[each].program.is_of(example)), None)
+        return next((each for each in self.first_of_each(alike) if self._types[each].program.is_of(example)), None)
 
     def profile(self, like: str | None, example: Example) -> planner.Profile | None:
         """The profile of a recording, which is the program of `like` at other sizes, if two of them were measured."""
@@ -136,7 +136,7 @@ class SymbolicTypes:
         One of them is the program of the example, and was predicted wrongly once. Where nothing was, the constants may
         be those of a few branches, each for a range of sizes.
         """
-        known = (self._types[digest] for digest in self.one_of_each(digests))
+        known = (self._types[digest] for digest in self.first_of_each(digests))
         return any(each.was_mistaken and each.program.is_of(example) for each in known)
 
     def note_predicted(self, digest: str, like: str, sizes: Sizes) -> None:

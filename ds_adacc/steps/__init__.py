@@ -4,8 +4,9 @@ In come the calls of blocks, as `runtime/` tells of them, and the ends of backwa
 goes the policy that each block runs now. A *pass* is a forward and its backward, a *step* an optimizer step with all
 its passes.
 
-* `step_controller`: what happens between steps, in a fixed order; `after_step`: what follows from a step that was
-  observed, tried or tracked.
+* `step_controller`: what happens while a step runs, and between two of them, in a fixed order.
+* `planning`: the plan of the run, and how it is changed; `after_step`: what follows from a step that was observed,
+  tried or tracked.
 * `step_schedule`: the `Purpose` of each coming step.
 * `step`: one step, and what was observed in it; `current_pass`: what the pass that runs now has called; `given_inputs`:
   which inputs several calls of a pass hold.

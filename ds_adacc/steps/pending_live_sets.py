@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeVar
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import Alive, LiveSet
 from ds_adacc.plan.peak_estimate import have_plan, peak_without
-from ds_adacc.sizes.adopter import Adopter
+from ds_adacc.sizes.new_sizes import NewSizes
 from ds_adacc.steps.current_pass import CalledByType
 
 Known = TypeVar("Known")
@@ -39,7 +39,7 @@ class PendingLiveSets:
     plan for them needs their order.
     """
 
-    def __init__(self, agreement: Agreement, adopter: Adopter) -> None:
+    def __init__(self, agreement: Agreement, new_sizes: NewSizes) -> None:
         self._reasons: dict[LiveSet, str] = {}  # why each live set that waits needs a plan
         self._corrections: Mapping[str, Correction] = {}  # for that plan
         self._late: set[tuple[str, str]] = set()  # why a block type is to wait when the step has ended, and its name
@@ -47,7 +47,7 @@ class PendingLiveSets:
         # of each block type, the most blocks that one forward has called, whatever the sizes of their inputs
         self._most_blocks: Counter[str] = Counter()
         self._agreement = agreement
-        self._adopter = adopter
+        self._new_sizes = new_sizes
         # what has run of late and has a plan, with the most calls of each block type for which it has one
         self._planned: dict[LiveSet, Alive] = {names: Counter() for names in agreement.live_sets}
         self._outgrown: set[LiveSet] = set()  # has a plan, and is worth another one
@@ -70,7 +70,7 @@ class PendingLiveSets:
         self._agreement.passes.note(alive)
         self._agreement.budget.grow(peak_without(self._agreement, alive))
         is_planned = have_plan(self._agreement, alive)
-        if not is_planned and not self._adopter.adopt_for_pass(alive):
+        if not is_planned and not self._new_sizes.adopter.adopt_for_pass(alive):
             is_new = live_set not in (*self._planned, *self._agreement.live_sets, *self._agreement.unfit)
             more = "more calls of blocks were alive at once than were planned for"
             self.add([live_set], "blocks ran together that had not before" if is_new else more)
@@ -78,9 +78,10 @@ class PendingLiveSets:
         if not is_planned:  # what has got other policies may be too large now beside others
             self._planned = _without(live_set, self._planned)
         if live_set in self._agreement.live_sets:  # another rank may have met it first
-            self._adopter.note_planned(live_set)
-        elif self._adopter.outgrow(alive):
+            self._new_sizes.origins.note_planned(live_set)
+        elif self._new_sizes.origins.are_outgrown_by(alive):
             self._outgrown.add(live_set)
+            self._agreement.take_order_of_origins(alive)  # a plan for them needs one
         if len(self._planned) >= _MOST_PLANNED:
             self._planned.clear()
         self._planned[live_set] = alive
@@ -110,11 +111,11 @@ class PendingLiveSets:
             origin = self._agreement.origin(name)
             counts[origin] = max(len(called.blocks), counts[origin])  # a block that ran at two sizes is one block
             unknown.update(block for block in called.blocks if self._agreement.lacks_index(block, name))
-        planned = {name: self._agreement.agreed_types.get(name) for name in counts}
+        planned = {name: self._agreement.type_plans.get(name) for name in counts}
         grown = {
             name: counts[name]
-            for name, agreed in planned.items()
-            if agreed is not None and counts[name] > max(self._most_blocks[name], _planned_blocks(agreed))
+            for name, plan in planned.items()
+            if plan is not None and counts[name] > max(self._most_blocks[name], _planned_blocks(plan))
         }
         is_due = grown or not unknown <= set(self._asked)
         if is_due and not is_observed:
@@ -181,7 +182,7 @@ class PendingLiveSets:
 
     def forget_planned(self) -> None:
         """There is a new plan: forget which live sets have one."""
-        for name in self._most_blocks.keys() - self._agreement.agreed_types.keys():
+        for name in self._most_blocks.keys() - self._agreement.type_plans.keys():
             del self._most_blocks[name]
         self._planned, self._outgrown, self.wants_observation = {}, set(), False
         self._steps_since_plan = 0
@@ -204,6 +205,6 @@ def _without(names: Collection[str], live_sets: Mapping[LiveSet, Known]) -> dict
     return {live_set: each for live_set, each in live_sets.items() if live_set.isdisjoint(names)}
 
 
-def _planned_blocks(agreed: AgreedType) -> int:
+def _planned_blocks(plan: TypePlan) -> int:
     """How many blocks the plan is for. Where these share a policy, nobody knows: at most as many as there are calls."""
-    return agreed.spec.blocks if agreed.spec.blocks > 1 else agreed.spec.count
+    return plan.spec.blocks if plan.spec.blocks > 1 else plan.spec.count

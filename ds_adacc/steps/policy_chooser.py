@@ -57,14 +57,14 @@ class PolicyChooser:
         known = agreement.known_types[variant.digest]
         policy, inputs = known.policy(index), agreement.placement(known)
         is_tried_again = step.is_tracking and agreement.is_lossy(block, variant.digest)
-        is_permitted = known.agreed is None or agreement.permits(variant.digest, index)
+        is_permitted = known.plan is None or agreement.permits(variant.digest, index)
         on_trial = is_tried_again or not is_permitted
         trial = self._trial(variant, key, policy, known.in_force.spec.profile) if on_trial else None
         variant.trial = trial or self._trial_of_origin(variant, origin, index)
         recomputes, lacks_errors = on_trial or step.recomputes, agreement.lacks_errors(known)
         if recomputes or (lacks_errors and inputs.group is None):
             inputs = InputPlacement()  # a probe must find the inputs as they were given, without a collective
-        if recomputes or (known.agreed is None and lacks_errors):
+        if recomputes or (known.plan is None and lacks_errors):
             # A probe finds all values exactly, at the bytes of full checkpointing.
             policy = planner.recompute_policy(known.profile)
         self._binder.set_policy(variant, known, policy, inputs)
@@ -85,9 +85,9 @@ class PolicyChooser:
         Otherwise a policy that awaits its trial would wait until a call of the larger size happens to be in that step.
         """
         agreement = self._agreement
-        if origin == variant.digest or origin not in agreement.agreed_types or agreement.permits(origin, index):
+        if origin == variant.digest or origin not in agreement.type_plans or agreement.permits(origin, index):
             return None
-        own, larger = agreement.agreed_types[variant.digest], agreement.agreed_types[origin]
+        own, larger = agreement.type_plans[variant.digest], agreement.type_plans[origin]
         if own.is_lossy(index):
             return None
         return self._trial(variant, (origin, index), larger.policy(index), larger.spec.profile)

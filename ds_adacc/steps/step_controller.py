@@ -15,12 +15,12 @@ this order (`StepController.end_step`):
 6. Whether or not planning has failed, the next step begins, with its purpose (`StepSchedule.next_purpose`). Events for
    DeepSpeed's monitors follow.
 
-Only `decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan from a checkpoint.
+Only `Planning.decide` changes the plan; steps 3 to 5 call it. `restore` takes the plan from a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -28,40 +28,30 @@ from ds_adacc.execute.block import Block
 from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.execute.variant import Variant
-from ds_adacc.observe.calibration import Calibration, Observation
+from ds_adacc.observe.calibration import Observation
 from ds_adacc.observe.rectifier import Review
 from ds_adacc.plan.coordinator import Coordinator
-from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet
-from ds_adacc.plan.peak_estimate import largest_pass
 from ds_adacc.plan.plan import Plan
 from ds_adacc.plan.ranks import Ballot
-from ds_adacc.plan.repeated_collectives import Repeatable
-from ds_adacc.plan.solve import Forgiven
 from ds_adacc.program.recording import Recording
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.report.journal import Journal
 from ds_adacc.report.plan_log import PlanLog
-from ds_adacc.sizes.new_sizes import NewSizes
 from ds_adacc.steps.after_step import conclude_observation, conclude_trials, rectify
 from ds_adacc.steps.binder import Binder
-from ds_adacc.steps.pending_live_sets import PendingLiveSets
-from ds_adacc.steps.policy_chooser import PolicyChooser
+from ds_adacc.steps.planning import Planning
 from ds_adacc.steps.saved_state import State
 from ds_adacc.steps.step import Step
 from ds_adacc.steps.step_schedule import Purpose
-from ds_adacc.steps.trials import Trials
 
 _MOST_ADOPTED = 64  # block types at predicted input sizes that are kept
 
 
 class StepController:
-    """Owns the current step and the schedule of the next ones, and decides when a plan changes.
+    """Owns the current step, divides it into passes, and has the plan changed when it has ended.
 
-    `stepped`: there is an engine, and plans change only at its step boundaries. Without one, a forward that follows a
-    backward begins a new step; this must happen on all `ranks` at the same time.
-    `plan`: the plan in force. `observation`: of the first step under it; None before that step has ended.
-    `has_run_a_plan`: a step has run the policies of any plan, without trials; the same on all ranks.
+    `has_engine`: an engine calls `end_step` at its steps, and plans change only then. Without one, a forward that
+    follows a backward begins a new step; this must happen on all `ranks` at the same time.
     `tracks`: there are tracking steps. `review`: the rectifier's result for the step that has just ended; None if that
     was not a tracking step.
     """
@@ -71,14 +61,14 @@ class StepController:
         coordinator: Coordinator,
         binder: Binder,
         journal: Journal,
-        stepped: bool,
+        has_engine: bool,
     ) -> None:
         self.agreement = coordinator.agreement
         self.journal = journal
         self.ranks = coordinator.ranks
-        self.stepped = stepped
-        self.tracks = stepped and self.agreement.config.rectifier.enabled
-        self.plan_log = PlanLog(self.agreement, journal, self.ranks)
+        self.has_engine = has_engine
+        self.tracks = has_engine and self.agreement.config.rectifier.enabled
+        self._plan_log = PlanLog(self.agreement, journal, self.ranks)
         self._coordinator = coordinator
         self._binder = binder
         self.blocks = BlockRegistry()
@@ -89,21 +79,22 @@ class StepController:
         self.blocks.restore(state.blocks)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
-        self.new_sizes = NewSizes(self.agreement, self.blocks)
-        self._chooser = PolicyChooser(self.blocks, self.agreement, self._binder)
-        self.calibration = Calibration(self.agreement.log, state.corrected)
-        self.plan: Plan | None = state.plan
-        self.observation: Observation | None = state.observation
+        fixed = self._coordinator, self._binder, self.blocks, self.journal, self._plan_log, self.tracks
+        self.planning = Planning(*fixed, state)
         self.review: Review | None = None
-        self.has_run_a_plan = state.has_run_a_plan
-        self.schedule = state.schedule
-        if self.tracks:
-            self.schedule = self.schedule.no_longer_than(self.agreement.config.rectifier.max_interval)
-        self.pending = PendingLiveSets(self.agreement, self.new_sizes.adopter)
-        self.trials = Trials(self.agreement, self._binder, self.pending, self.tracks, state.errors)
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
-        self.plan_log.resume(state.plan)
+        self._plan_log.resume(state.plan)
         self.step = self._next_step()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force."""
+        return self.planning.plan
+
+    @property
+    def observation(self) -> Observation | None:
+        """What was observed in the first step under the plan in force; None before that step has ended."""
+        return self.planning.observation
 
     @property
     def device(self) -> torch.device | None:
@@ -116,7 +107,7 @@ class StepController:
         """Prepare for a call of a block. Without an engine, a forward that follows a backward begins a new step."""
         self.end_pending_pass()
         self._end_pass_if_over()
-        if self.stepped or not self.step.was_observed:
+        if self.has_engine or not self.step.was_observed:
             return
         if self.step.is_partly_observed:
             # Calls before the new block were not counted: observe a whole step.
@@ -134,7 +125,7 @@ class StepController:
             return
         if not self.step.current_pass.has_backward:
             self.step.drop_pass()
-        elif self.stepped:
+        elif self.has_engine:
             self.end_backward()
         elif not self.step.was_observed:  # without an engine, a new step begins after an observed backward
             self.step.drop_pass()
@@ -143,7 +134,7 @@ class StepController:
         """Note a call of this program. What an earlier call holds of its inputs, that call only retains."""
         digest = recording.digest
         has_policy = self.agreement.note_use(digest)
-        self.new_sizes.symbolic_types.note_use(digest)
+        self.planning.new_sizes.symbolic_types.note_use(digest)
         self.step.note_call(digest, block, has_policy)
         saved = {place: inputs[place] for place in recording.saved_inputs}
         for owner, place in self.step.current_pass.given.add(digest, saved):
@@ -154,7 +145,7 @@ class StepController:
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
         if self.agreement.note_second_forward(digest, seconds):
-            self.pending.note_late(self.agreement.origin(digest), "second forwards were timed after the plan")
+            self.planning.pending.note_late(self.agreement.origin(digest), "second forwards were timed after the plan")
 
     def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The places of those inputs of a call that an earlier call of this forward holds.
@@ -175,8 +166,8 @@ class StepController:
             return
         ran = self.step.end_pass()
         if current.keeps_graph:
-            self.pending.note_kept_graph(ran)
-        if self.pending.note(ran, self.step.is_fully_observed):
+            self.planning.pending.note_kept_graph(ran)
+        if self.planning.pending.note(ran, self.step.is_fully_observed):
             self.choose_policies(ran)
 
     def end_pending_pass(self) -> None:
@@ -203,93 +194,45 @@ class StepController:
         self._end_pass_if_over()
         self.end_backward()
         # 2. What was observed of the plan in force?
-        self.schedule = self.schedule.with_step_ended()
+        self.planning.schedule = self.planning.schedule.with_step_ended()
         self.review = None
         try:
-            self.plan_log.end_step(self.observation, self.schedule.ended)
-            conclude_observation(self)
+            self._plan_log.end_step(self.observation, self.planning.schedule.ended)
+            conclude_observation(self.planning, self.step)
             # 3. What waits for a plan?
-            self.pending.end_step()
-            if self._ballot.ask(self.pending.is_due, self.step.is_quiet):
-                self.plan_pending()
-            self.pending.forget_corrections()
+            self.planning.pending.end_step()
+            if self._ballot.ask(self.planning.pending.is_due, self.step.is_quiet):
+                self.planning.plan_pending(self.step)
+            self.planning.pending.forget_corrections()
             # 4. and 5. What do trials, or outliers, tell of the plan?
             if self.step.purpose is Purpose.TRY:
-                conclude_trials(self)
+                conclude_trials(self.planning, self.step)
             if self.step.is_tracking:
-                self.review = rectify(self)
+                self.review = rectify(self.planning, self.step)
         finally:  # 6. The next step begins.
             ended = self.step
             ended.close()
             self.step = self._next_step()
             if self.step.recomputes:
-                tell = self.plan_log.tracks if self.step.is_tracking else self.plan_log.tries
-                tell(self.schedule.ended + 1)
+                log = self._plan_log.tracks if self.step.is_tracking else self._plan_log.tries
+                log(self.planning.schedule.ended + 1)
             # In a step that recomputes, blocks do not run their policies. A tracking step has looked for outliers anew.
             if ended.recomputes or ended.is_tracking or self.step.recomputes:
                 self.choose_policies(self.agreement.known_types)
 
     def _next_step(self) -> Step:
-        purpose = Purpose.OBSERVE if self.plan is None else self.schedule.next_purpose(self.tracks)
+        purpose = Purpose.OBSERVE if self.plan is None else self.planning.schedule.next_purpose(self.tracks)
         # All ranks communicate at the end of a step for which anything is due. So what this rank alone has not observed
         # must not decide whether the next step is one: it is observed only where nothing is due.
         is_quiet = purpose is Purpose.RUN
         if is_quiet:
-            is_unsettled = self.observation is None or bool(self.pending) or self.pending.wants_observation
-            if not self.stepped:  # without an engine, only a step that is observed has an end
-                is_unsettled |= bool(self.agreement.undecided) or self.schedule.try_from is not None
+            pending = self.planning.pending
+            is_unsettled = self.observation is None or bool(pending) or pending.wants_observation
+            if not self.has_engine:  # without an engine, only a step that is observed has an end
+                is_unsettled |= bool(self.agreement.undecided) or self.planning.schedule.try_from is not None
             purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
         return Step(purpose, self.device, recomputes, is_quiet)
-
-    def plan_pending(self) -> None:
-        """Plan for the live sets that wait for a plan. The first plan must fit the budget.
-
-        A live set whose programs are planned for at another size adopts policies from that plan. If none fit, it waits.
-        """
-        is_first = self.plan is None
-        live_sets, reason, corrections = self.pending.take()
-        if is_first:
-            reason = "first step recorded"
-        elif self.agreement.undecided:
-            reason = "new shapes or programs recorded"
-        largest, others = self.new_sizes.adopter.largest(live_sets)
-        self.decide(largest, reason, Forgiven.OUT_OF_TIME if is_first else Forgiven.ALL, corrections=corrections)
-        # The plan has made some sizes be forgotten that had adopted policies. They adopt anew when they come again.
-        known = [names for names in others if names <= self.agreement.known_types.keys()]
-        adopter, passes = self.new_sizes.adopter, (largest_pass(self.agreement, names) for names in known)
-        self.pending.add((frozenset(alive) for alive in passes if not adopter.adopt_for_pass(alive)), reason)
-        self.choose_policies({name for names in known for name in names})
-
-    def decide(
-        self,
-        live_sets: Collection[LiveSet],
-        reason: str,
-        forgiven: Forgiven = Forgiven.NONE,
-        capacity: Mapping[str, Mapping[int, int]] | None = None,
-        corrections: Mapping[str, Correction] | None = None,
-    ) -> Plan:
-        """Agree with the other ranks on policies for these live sets, and put them in force on this rank.
-
-        Raises errors of the solver that are not `forgiven`.
-        """
-        for forward_pass in self.step.passes.values():
-            self.agreement.arrange(forward_pass)
-        self.step.passes = {}
-        repeatable = Repeatable.of(self.blocks.all(), self.agreement.forward_order.names)
-        plan = self._coordinator.decide(live_sets, self.device, reason, forgiven, capacity, corrections, repeatable)
-        self.plan, self.observation = plan, None
-        self.pending.forget_planned()
-        self.schedule = self.schedule.with_new_plan(self.agreement.has_trials(plan))
-        adopted = self.new_sizes.adopter.adopt_from_plan(plan)
-        self.pending.forget(self.new_sizes.forget_adopted(all_but={*plan.policies, *adopted}))
-        together = {name: k for name, k in self.agreement.known_types.items() if k.recording.repeats_collectives}
-        for name, known in together.items():  # at other sizes too, they run what all ranks have agreed on now
-            self.new_sizes.adopter.adopt_for_type(known, name)
-        self.choose_policies([*plan.policies, *adopted, *together])
-        self.new_sizes.forget_unused()
-        self.plan_log.decided(plan, self.schedule.ended)
-        return plan
 
     def limit_adopted(self) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.
@@ -298,16 +241,16 @@ class StepController:
         priced at the end of its backward. So these must be known until then.
         """
         if self.step.observer is None:
-            needed = {*self.step.current_pass.called, *self.pending.names}
-            self.pending.forget(self.new_sizes.forget_adopted(needed, _MOST_ADOPTED))
+            needed = {*self.step.current_pass.called, *self.planning.pending.names}
+            self.planning.pending.forget(self.planning.new_sizes.forget_adopted(needed, _MOST_ADOPTED))
 
     def choose_policy(self, block: Block, variant: Variant) -> None:
         """Choose what a new variant runs, as this step needs it."""
-        self._chooser.choose_policy(block, variant, self.step)
+        self.planning.chooser.choose_policy(block, variant, self.step)
 
     def choose_policies(self, digests: Iterable[str]) -> None:
         """Choose anew what the variants of these block types run, by the policies in force, for this step."""
-        self._chooser.choose_policies(digests, self.step)
+        self.planning.chooser.choose_policies(digests, self.step)
 
     # -- requests from other modules
 
@@ -321,7 +264,7 @@ class StepController:
         self.agreement.inputs = placement
         self.choose_policies(self.agreement.known_types)
         if self.plan is not None:
-            self.pending.add_all("block inputs are held in another way")
+            self.planning.pending.add_all("block inputs are held in another way")
             self.step.close()
             self.step = Step(Purpose.OBSERVE)  # the same on every rank, as all ranks call this
 
@@ -329,9 +272,9 @@ class StepController:
 
     def state_is_saved(self) -> None:
         """Prepare for saving the state, between two steps. If the next step would measure, that is postponed."""
-        schedule = self.schedule.with_state_saved()
-        if schedule != self.schedule:
-            self.schedule = schedule
+        schedule = self.planning.schedule.with_state_saved()
+        if schedule != self.planning.schedule:
+            self.planning.schedule = schedule
             self.step.close()
             self.step = self._next_step()
 

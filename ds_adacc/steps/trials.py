@@ -98,7 +98,7 @@ class Trials:
                 # Errors under a random gradient serve until they are measured under one of training's.
                 with self._agreement.budget.aside():
                     known.errors, known.errors_are_measured = measure_codecs(measure, known.profile, bind), is_training
-                if known.agreed is not None and is_training:
+                if known.plan is not None and is_training:
                     self._pending.note_late(variant.digest, "gradient errors were measured after the plan")
             if trial is not None and is_training:
                 trial.result = measure_policy(measure, trial.profile, trial.policy, bind, self.max_error)
@@ -118,10 +118,10 @@ class Trials:
         if self._agreement.placement(known).group is not None and not step.recomputes:
             return False
         measures = step.purpose in (Purpose.TRY, Purpose.TRACK)
-        if known.errors.coarsest and self._tracks and known.agreed is not None and not measures:
+        if known.errors.coarsest and self._tracks and known.plan is not None and not measures:
             return False
         assert variant.policy is not None  # it is about to run it
-        return known.agreed is None or not variant.policy.lossy_values(known.agreed.spec.profile)
+        return known.plan is None or not variant.policy.lossy_values(known.plan.spec.profile)
 
     def unfinished(self, blocks: BlockRegistry) -> list[tuple[Block, Trial]]:
         """The trials of policies that may not run before they are measured, which this step has not done.

@@ -71,9 +71,9 @@ class SameAgain:
         for reference, version in self._versions:
             tensor = reference()
             if tensor is not None and tensor._version != version:
-                told = modified("a tensor that a block holds", tensor, version)
+                change = modified("a tensor that a block holds", tensor, version)
                 remedy = "If the block's own forward does that with some data only, keep it outside of the block"
-                raise RuntimeError(f"block {self._block.name}: {told}. {remedy}")
+                raise RuntimeError(f"block {self._block.name}: {change}. {remedy}")
         with undisturbing(self._closure, self._inside):
             yield
         effects = rewritten(now, self._read())

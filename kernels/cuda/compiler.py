@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..atomic_write import atomic_write
 from .kernel import Kernel
 
 if TYPE_CHECKING:
@@ -146,9 +147,7 @@ def _kept(source: str, options: tuple[str, ...]) -> bytes:
         if not path.exists():
             text = "compiling the CUDA kernels in %s, which takes some seconds; the result is kept in %s"
             logging.getLogger("ds_adacc").info(text, source, folder)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(compile_cubin(source, options))
-            partial.replace(path)
+            atomic_write(path, compile_cubin(source, options))
     return path.read_bytes()
 
 

@@ -16,7 +16,7 @@ TOKENS = torch.randint(256, (2, 65), generator=torch.Generator().manual_seed(1))
 
 def errors(injection, steps=5, **section):
     """The relative errors of the whole model's gradient in the first steps."""
-    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 10.0}, **section}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 10.0}, **section}}), has_engine=True)
     adacc = Adacc(runtime)
     torch.manual_seed(0)
     gpt = GPT(layers=4, width=128, heads=4, context=64)

@@ -29,9 +29,9 @@ WIDTH = 20
 
 @pytest.fixture(autouse=True)
 def afresh():
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     yield
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 CHECKPOINT = checkpointing.checkpoint
@@ -315,7 +315,7 @@ def test_configured_by_a_file(tmp_path):
         )
     checkpointing.reset()
     assert checkpointing.is_configured() and checkpointing.registry.runtime.controller.plan is not None
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     assert not checkpointing.is_configured()
 
 
@@ -368,7 +368,7 @@ def test_what_has_no_effect_is_named(caplog):
 def told_of_options(caplog, **section):
     caplog.clear()
     with caplog.at_level("INFO", logger="ds_adacc"):
-        checkpointing.tell_of_options({"adacc": LOSSLESS, "activation_checkpointing": section})
+        checkpointing.log_options({"adacc": LOSSLESS, "activation_checkpointing": section})
     return [record.getMessage() for record in caplog.records]
 
 
@@ -388,7 +388,7 @@ def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):
 @pytest.mark.parametrize("by_an_engine", [True, False])
 def test_keys_that_deepspeed_ignores_without_a_word_are_named(caplog, by_an_engine):
     section = {"partition_activation": True, "profile": False}
-    tell = checkpointing.tell_of_options if by_an_engine else functools.partial(checkpointing.configure, None)
+    tell = checkpointing.log_options if by_an_engine else functools.partial(checkpointing.configure, None)
     tell({"adacc": LOSSLESS, "activation_checkpointing": section})
     valid = "'partition_activations', 'contiguous_memory_optimization', 'number_checkpoints', 'cpu_checkpointing', "
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
@@ -413,17 +413,17 @@ def test_contiguous_buffers_are_refused_as_deepspeed_refuses_them():
 
 
 def test_an_engine_goes_on_serving():
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     checkpointing.configure(None, checkpoint_in_cpu=True)
-    checkpointing.use(runtime)
+    checkpointing.registry.register(runtime)
     assert checkpointing.is_configured() and runtime.agreement.inputs == InputPlacement(on_host=True)
     checkpointing.configure(None, {"activation_checkpointing": {}})
     assert checkpointing.registry.runtime is runtime and runtime.agreement.inputs == InputPlacement()
 
 
 def test_an_engine_that_is_gone_leaves_everything_as_before():
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
-    checkpointing.use(runtime)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
+    checkpointing.registry.register(runtime)
     block, args, kwargs = zoo.example("llama")
     checkpointing.checkpoint(block, *args, **kwargs).sum().backward()
     its, parameter = weakref.ref(runtime), weakref.ref(block.q.weight)
@@ -438,8 +438,8 @@ def test_an_engine_that_is_gone_leaves_everything_as_before():
 
 def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
     unit, section = Mpu(), {**LOSSLESS, "memory_budget": 0.4}
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
-    checkpointing.use(runtime)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
+    checkpointing.registry.register(runtime)
     checkpointing.configure(unit, {"adacc": section}, checkpoint_in_cpu=True)
     assert checkpointing.registry.runtime is runtime and runtime.agreement.inputs == InputPlacement(on_host=True)
     del runtime
@@ -450,9 +450,9 @@ def test_what_was_configured_comes_into_force_once_the_engine_is_gone():
 
 
 def test_an_engine_that_the_program_has_dropped_does_not_serve_beyond_configure(uncollected):
-    runtime, section = Runtime(load({"adacc": LOSSLESS}), stepped=True), {**LOSSLESS, "memory_budget": 0.4}
+    runtime, section = Runtime(load({"adacc": LOSSLESS}), has_engine=True), {**LOSSLESS, "memory_budget": 0.4}
     runtime.engine = runtime  # an engine is part of cycles
-    checkpointing.use(runtime)
+    checkpointing.registry.register(runtime)
     del runtime
     assert checkpointing.registry.has_engines
     checkpointing.configure(None, {"adacc": section})
@@ -470,9 +470,9 @@ class Unready:
 def test_a_configure_that_fails_changes_nothing(has_engine, monkeypatch):
     monkeypatch.setattr(deepspeed.checkpointing, "mpu", None)
     checkpointing.configure(None, {"adacc": LOSSLESS})
-    engines = [Runtime(load({"adacc": LOSSLESS}), stepped=True)] if has_engine else []
+    engines = [Runtime(load({"adacc": LOSSLESS}), has_engine=True)] if has_engine else []
     for runtime in engines:
-        checkpointing.use(runtime)
+        checkpointing.registry.register(runtime)
     before = dict(vars(checkpointing.registry))
     other = {"adacc": {**LOSSLESS, "memory_budget": 0.4}}
     with pytest.raises(AssertionError, match="group is not initialized"):

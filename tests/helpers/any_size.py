@@ -19,7 +19,7 @@ class Training:
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(make() for _ in range(layers))
         section = {"memory_budget": 0.6, "codecs": "none", "solver": {"max_seconds": 30.0}, **section}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True)
         self.adacc = Adacc(self.runtime)
         self.purposes, self.peaks = [], []
 

@@ -70,7 +70,7 @@ def configured(**section):
 
     The budget is 0.5 of the peak without checkpointing. Replays of operators alone do not reach it.
     """
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     section = {"memory_budget": 0.5, "codecs": "none", "solver": {"max_seconds": 30.0}, **section}
     checkpointing.configure(None, {"adacc": section})
     return checkpointing.registry.runtime

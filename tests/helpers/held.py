@@ -1,9 +1,9 @@
-"""What the calls of each step hold when backward begins, beside what is planned for them."""
+"""What the calls of each step hold when backward begins, beside what is planned for them; the peak that is planned."""
 
 from __future__ import annotations
 
 from ds_adacc.observe.observer import Observer
-from ds_adacc.plan.peak_estimate import estimated_held
+from ds_adacc.plan.peak_estimate import estimated_held, estimated_peak
 
 
 def watch_held(controller):
@@ -23,3 +23,8 @@ def watch_held(controller):
     controller.end_step = ending
     count()
     return pairs
+
+
+def planned_peak(agreement, plans):
+    """The estimated peak bytes of as many calls as these plans of block types are for."""
+    return estimated_peak(agreement, plans, {each.spec.name: each.spec.count for each in plans})

@@ -77,7 +77,7 @@ def train(stage, section, until=STEPS):
         if adacc is not None:
             asked = {name: counted[name] for names in ASKED.values() for name in names}
             seen |= {"purpose": purpose, "asked": asked, "recordings": adacc.runtime.recordings, "held": pairs[-1]}
-            seen["schedule"] = asdict(adacc.runtime.controller.schedule)
+            seen["schedule"] = asdict(adacc.runtime.controller.planning.schedule)
             seen["reason"] = adacc.runtime.controller.plan.reason
         steps.append(seen)
     return steps

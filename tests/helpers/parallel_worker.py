@@ -215,7 +215,7 @@ def partitioned(mpu, rows, **options):
         "policies": [asdict(plan.policy) for plan in plans(runtime)],
         "replays": [sorted(plan.segments) for plan in plans(runtime)],
     }
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     return told
 
 
@@ -230,7 +230,7 @@ def overflown(mpu, *ranks):
         shares(layers, ROWS, step, factor=torch.inf if step == 0 and dist.get_rank() in ranks else 1.0)
         for step in range(4)
     ]
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     return told
 
 
@@ -245,7 +245,7 @@ def forgotten(mpu):
                 known.errors_are_measured = False
             controller.choose_policies(controller.agreement.known_types)
         told.append(shares(layers, ROWS, step))
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     return told
 
 
@@ -264,7 +264,7 @@ def new_lengths(mpu):
             seen = shares(layers, rows, step)
             agreement, first = checkpointing.registry.runtime.agreement, next(iter(variants()))
             told.append([*seen, first.digest in agreement.origins])
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     return told
 
 
@@ -325,7 +325,7 @@ def engine(mpu, section):
         told["replays"] = [sorted(plan.segments) for plan in plans(runtime)]
         told["ranks"] = runtime.controller.ranks.size
         told["held"] = [engine.adacc.planned_held_bytes, engine.adacc.observed_held_bytes]
-        checkpointing.use(None)
+        checkpointing.registry.reset()
     return told
 
 

@@ -73,7 +73,7 @@ def train(section=None, use_reentrant=True, configured=False, **arguments):
     engine.eval_batch(data)
     told = {"losses": losses, "parameters": [p.double().sum().item() for p in model.parameters()]}
     told["plan"] = account(engine.adacc.runtime if section else checkpointing.registry.runtime, engine)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     return told
 
 
@@ -86,7 +86,7 @@ def functions_after(section):
     for each in ({"adacc": SECTION}, section):
         ds_adacc.initialize(model=model, model_parameters=model.parameters(), config={**config, **each})
         functions.append(model.activation_checkpoint_func)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     assert {*functions} <= {checkpointing.checkpoint, deepspeed.checkpointing.checkpoint}
     return [each is checkpointing.checkpoint for each in functions]
 
@@ -107,7 +107,7 @@ def account(runtime, engine):
         and runtime.controller.observation.peak
         and [runtime.controller.observation.peak.planned, runtime.controller.observation.peak.observed],
         "ranks": runtime.controller.ranks.size,
-        "steps": runtime.controller.schedule.ended,
+        "steps": runtime.controller.planning.schedule.ended,
         "wrapped": sum("forward" in vars(module) for module in engine.module.modules()),
     }
 

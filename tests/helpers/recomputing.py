@@ -10,7 +10,7 @@ from ds_adacc.runtime.runtime import Runtime
 
 def recomputing():
     """The runtime. It measures nothing."""
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.5, "codecs": "none"}}), has_engine=True)
     runtime.profiler.profile = lambda recording, captured: profile_of(recording)
     return runtime
 

@@ -113,7 +113,7 @@ def train(engine, begin, folder=None, saves=()):
         seen["plans"].append(
             [[asdict(policy) for policy in chosen] for chosen in runtime.controller.plan.policies.values()]
         )
-        seen["schedule"].append(vars(engine.adacc.runtime.controller.schedule))
+        seen["schedule"].append(vars(engine.adacc.runtime.controller.planning.schedule))
         if step + 1 in saves:
             engine.save_checkpoint(folder, tag=f"after{step + 1}", client_state={"mine": step})
     hook.remove()

@@ -29,7 +29,7 @@ class TwoPrograms:
         self.encoder = nn.ModuleList(zoo.GPTBlock() for _ in range(2))
         self.decoder = nn.ModuleList(FeedForward(by_size) for _ in range(2))
         section = {"memory_budget": memory_budget, "codecs": "none", "rectifier": rectifier}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True)
         self.adacc = Adacc(self.runtime)
 
     def step(self, *lengths):

@@ -55,7 +55,7 @@ def train(section):
 def told(engine):
     """The policies in force, and for how many block types this rank has them."""
     agreement = engine.adacc.runtime.agreement
-    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in agreement.agreed_types.items()}
+    policies = {digest: [asdict(p) for p in agreed.policies] for digest, agreed in agreement.type_plans.items()}
     return {"policies": policies, "own": sorted(agreement.known_types), "undecided": list(agreement.undecided)}
 
 

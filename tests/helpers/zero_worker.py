@@ -104,7 +104,7 @@ def account(engine):
         "counts": [block_type.count for block_type in plan.block_types],
         "planned": adacc.planned_held_bytes,
         "observed": adacc.observed_held_bytes,
-        "tracked_to": adacc.runtime.controller.schedule.interval,
+        "tracked_to": adacc.runtime.controller.planning.schedule.interval,
     }
 
 

@@ -49,8 +49,8 @@ class Peer:
             return self._runs(case, f"{error.smallest}B")
 
     def _runs(self, case, budget):
-        self.runtime = Runtime(load({"adacc": {**SECTION, "memory_budget": budget}}), stepped=True)
-        checkpointing.use(self.runtime)
+        self.runtime = Runtime(load({"adacc": {**SECTION, "memory_budget": budget}}), has_engine=True)
+        checkpointing.registry.register(self.runtime)
         seen = []
         for _ in range(3 if self.is_planned else 2):
             seen.append(seeded(case, checkpointing.checkpoint))
@@ -96,4 +96,4 @@ def assert_same(expected, actual):
 @pytest.fixture(params=["replayed", "planned"])
 def peer(request, caplog):
     yield Peer(request.param == "planned", caplog)
-    checkpointing.use(None)
+    checkpointing.registry.reset()

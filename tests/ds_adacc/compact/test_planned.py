@@ -80,7 +80,7 @@ def test_held_inputs_of_served_layers_are_r_over_n_of_before(model):
 )
 def test_training_under_a_plan(model, section):
     exact = gradients(model, lambda given: model[1](model[0](given)), x())
-    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 30.0}, **section}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"solver": {"max_seconds": 30.0}, **section}}), has_engine=True)
     wrap_blocks({"0": model[0], "1": model[1]}, runtime)
     for _ in range(4):
         found = gradients(model, lambda given: model[1](model[0](given)), x())
@@ -105,7 +105,7 @@ def test_recomputing_a_projection_gives_its_bits(model):
 
 
 def test_another_epoch_draws_other_projections_and_records_nothing_anew(model):
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 1.0}}), has_engine=True)
     wrap_blocks({"0": model[0], "1": model[1]}, runtime)
     seen = []
     for step in range(3):
@@ -201,7 +201,7 @@ def test_compiled_blocks_are_recomputed():
     convert(model, blocks, CompactConfig(rank=8), groups_of(model, None, None)).draw(0)
     compile_blocks(blocks, "aot_eager", {})
     exact = gradients(model, lambda given: model[1](model[0](given)), x())
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), has_engine=True)
     wrap_blocks(blocks, runtime)
     for _ in range(4):
         found = gradients(model, lambda given: model[1](model[0](given)), x())

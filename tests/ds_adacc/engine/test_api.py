@@ -42,7 +42,7 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
     assert ds_adacc.initialize(model=model, config=config) is theirs
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     off = 'the "adacc" section of ds_config says "enabled": false'
     why = off if config else 'ds_config has no "adacc" section'
     assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
@@ -64,7 +64,7 @@ def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog):
     existing = Engine(Translator())
     existing.config = {}
     assert ds_adacc.attach(existing) is None
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     told = [record.getMessage() for record in caplog.records]
     assert told == ['the "adacc" section from ADACC_CONFIG says "enabled": false: ds_adacc does nothing']
 
@@ -86,7 +86,7 @@ def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch
 def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     x = torch.ones(2, requires_grad=True)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     try:
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.checkpoint(nn.Identity(), x) is x
@@ -95,7 +95,7 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
         ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
         assert checkpointing.registry.runtime is not None
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
 
 
 def summary(model, wanted):
@@ -135,16 +135,16 @@ def test_a_bad_section_is_refused_before_anything_is_set_up(monkeypatch):
         ds_adacc.initialize(model=Translator(), config={"adacc": {"blocks": ["LlamaDecoderLayer"]}})
 
 
-def stepped(model, **section):
+def adacc_for(model, **section):
     config = load({"adacc": {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}} | section})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(config, has_engine=True)
     wrap_blocks(find_blocks(model, config.blocks), runtime)
     return Adacc(runtime)
 
 
 def budget_of(model, *inputs):
-    """The bytes of the fraction that `stepped` gives a model like this, on such inputs."""
-    adacc = stepped(model)
+    """The bytes of the fraction that `adacc_for` gives a model like this, on such inputs."""
+    adacc = adacc_for(model)
     model(*inputs).sum().backward()
     adacc.end_step()
     return adacc.runtime.controller.plan.budget
@@ -158,7 +158,7 @@ def train(adacc, model, times):
 
 def test_the_table_says_what_was_planned_and_observed(caplog):
     model = nn.Sequential(*(zoo.GPTBlock() for _ in range(3)))
-    adacc = stepped(model)
+    adacc = adacc_for(model)
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 9))
     (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
@@ -172,7 +172,7 @@ def test_a_budget_that_nothing_fits_is_in_the_journal_too(tmp_path):
     """The console may be gone when the user asks why the run has ended."""
     path = tmp_path / "run.jsonl"
     model, config = nn.Sequential(*(zoo.GPTBlock() for _ in range(3))), load({"adacc": {"memory_budget": "1KiB"}})
-    runtime = Runtime(config, stepped=True, journal=Journal(path))
+    runtime = Runtime(config, has_engine=True, journal=Journal(path))
     wrap_blocks(find_blocks(model, config.blocks), runtime)
     with pytest.raises(InfeasibleBudget) as refusal:
         train(Adacc(runtime), model, (9,))
@@ -183,7 +183,7 @@ def test_a_budget_that_nothing_fits_is_in_the_journal_too(tmp_path):
 
 def test_one_warning_when_no_block_was_run(caplog):
     model = nn.Linear(4, 4)
-    adacc = stepped(model)
+    adacc = adacc_for(model)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
@@ -192,7 +192,7 @@ def test_one_warning_when_no_block_was_run(caplog):
 
 
 def test_a_program_that_never_steps_is_told_so_once(caplog):
-    adacc = stepped(nn.Linear(4, 4))
+    adacc = adacc_for(nn.Linear(4, 4))
     for _ in range(90):
         adacc.end_backward(micro_batches=2)
     (record,) = caplog.records
@@ -201,7 +201,7 @@ def test_a_program_that_never_steps_is_told_so_once(caplog):
 
 def test_a_program_of_many_passes_a_step_is_told_nothing(caplog):
     """DeepSpeed lets it accumulate as it likes."""
-    adacc = stepped(nn.Linear(4, 4))
+    adacc = adacc_for(nn.Linear(4, 4))
     for _ in range(19):
         adacc.end_backward(micro_batches=1)
     adacc.end_step()
@@ -212,17 +212,17 @@ def test_a_program_of_many_passes_a_step_is_told_nothing(caplog):
 
 
 def test_a_rank_that_runs_no_block_votes_with_the_others(monkeypatch):
-    adacc = stepped(nn.Linear(4, 4))
+    adacc = adacc_for(nn.Linear(4, 4))
     votes = []
     monkeypatch.setattr(Ranks, "size", 2)
     adacc.runtime.controller.ranks.any = lambda flag: votes.append(flag) or True
-    adacc.runtime.controller.plan_pending = lambda: votes.append("planned")
+    adacc.runtime.controller.planning.plan_pending = lambda _: votes.append("planned")
     adacc.end_step()
     assert votes == [False, False, "planned"]
 
 
 def test_another_warning_when_blocks_were_found_but_not_run(caplog):
-    runtime, blocks = stepped(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
+    runtime, blocks = adacc_for(nn.Linear(4, 4)).runtime, {"layers.0": nn.Identity(), "layers.1": nn.Identity()}
     wrap_blocks(blocks, runtime)
     adacc = Adacc(runtime, blocks)
     with caplog.at_level("WARNING", logger="ds_adacc"):
@@ -258,7 +258,7 @@ class Meeting(nn.Module):
 
 
 def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
-    adacc = stepped(model := Meeting())
+    adacc = adacc_for(model := Meeting())
     decisions = []
     for time in (9, 9, 12, 12):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
@@ -273,7 +273,7 @@ def test_a_new_shape_shares_the_budget_with_what_runs_beside_it():
 
 def test_policies_in_force_stay_where_a_new_shape_does_not_fit(caplog):
     budget = budget_of(Meeting(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
-    adacc = stepped(model := Meeting(), memory_budget=f"{budget}B")
+    adacc = adacc_for(model := Meeting(), memory_budget=f"{budget}B")
     for time in (9, 9):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).backward()
         adacc.end_step()
@@ -317,7 +317,7 @@ def run(x, blocks):
 
 
 def test_kinds_that_meet_later_are_planned_for_together():
-    adacc = stepped(model := Twins())
+    adacc = adacc_for(model := Twins())
     seen = []
     for which in ("readers",), ("writers",), ("readers", "writers"), ("readers", "writers"), ("readers",):
         model(torch.randn(2, 9, zoo.WIDTH, requires_grad=True), which).backward()
@@ -331,14 +331,14 @@ def test_kinds_that_meet_later_are_planned_for_together():
 
 
 def test_micro_batches_of_a_step_have_the_whole_budget_each():
-    adacc = stepped(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
+    adacc = adacc_for(model := nn.Sequential(*(zoo.GPTBlock() for _ in range(3))))
     for time in (9, 12):
         model(torch.randn(2, time, zoo.WIDTH, requires_grad=True)).sum().backward()
         adacc.runtime.controller.end_backward()
     adacc.end_step()
     plan, agreement = adacc.runtime.controller.plan, adacc.runtime.agreement
     (longer,) = plan.block_types
-    (shorter,) = (agreement.agreed_types[name].spec for name in agreement.origins)
+    (shorter,) = (agreement.type_plans[name].spec for name in agreement.origins)
     assert longer.count == shorter.count == 3
     for each in (longer, shorter):
         retained = planner.Problem((each,)), [planner.retain_policy(each.profile)]
@@ -347,7 +347,7 @@ def test_micro_batches_of_a_step_have_the_whole_budget_each():
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_an_initialize_that_fails_leaves_the_model_to_the_engine_that_runs_it(monkeypatch, stage):
-    stepped(model := Translator())
+    adacc_for(model := Translator())
     blocks = [module for module in model.modules() if hasattr(module.forward, "covered")]
     before = [(block.forward, len(block._forward_pre_hooks), z3_leaf_module(block)) for block in blocks]
 

@@ -16,7 +16,7 @@ from ds_adacc.runtime.wrap import wrap_blocks
 def served(model):
     """The results of an engine of this model, whose first module is a list of blocks."""
     blocks = {f"0.{number}": block for number, block in enumerate(model[0])}
-    runtime = Runtime(load({"adacc": {}}), stepped=True)
+    runtime = Runtime(load({"adacc": {}}), has_engine=True)
     wrap_blocks(blocks, runtime)
     return Adacc(runtime, blocks, model=model)
 
@@ -66,7 +66,7 @@ def test_a_layer_that_was_left_out_from_the_beginning_is_no_news(caplog):
     model = nn.Sequential(nn.ModuleList(map(Sparse, (True, True, False))))
     blocks = find_blocks(model, "auto")
     assert list(blocks) == ["0.0", "0.1"]
-    adacc = Adacc(Runtime(load({"adacc": {}}), stepped=True), blocks, model=model)
+    adacc = Adacc(Runtime(load({"adacc": {}}), has_engine=True), blocks, model=model)
     adacc.end_step()
     assert "were added to the model" not in caplog.text
     model[0].append(Sparse(True))

@@ -29,7 +29,7 @@ def curves(blocks, runtime, adacc, call):
 
 def prepared():
     torch.manual_seed(0)
-    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
+    runtime = Runtime(load({"adacc": SECTION}), has_engine=True)
     return nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(LAYERS)), runtime, Adacc(runtime)
 
 

@@ -111,7 +111,7 @@ class Engine:
         torch.manual_seed(0)
         config = load({"adacc": SECTION | section})
         self.module = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
-        self.adacc = Adacc(Runtime(config, stepped=True))
+        self.adacc = Adacc(Runtime(config, has_engine=True))
         self.global_steps = 0
         self.train_micro_batch_size_per_gpu = lambda: micro_batch
         self.save_checkpoint = hooked(self, "save_checkpoint", save_checkpoint)
@@ -166,7 +166,7 @@ def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog)
     assert said == f"the plan of the checkpoint {folder} is restored; it takes effect at the input sizes that it is for"
     assert engine.adacc.runtime.controller.plan == saved.engine.adacc.runtime.controller.plan
     assert engine.adacc.observed_held_bytes == saved.engine.adacc.observed_held_bytes > 0
-    assert engine.adacc.runtime.controller.schedule == saved.engine.adacc.runtime.controller.schedule
+    assert engine.adacc.runtime.controller.planning.schedule == saved.engine.adacc.runtime.controller.planning.schedule
     before = engine.adacc.runtime.controller.plan
     with caplog.at_level("INFO", logger="ds_adacc"):
         engine.step()

@@ -26,9 +26,9 @@ def initialize(monkeypatch):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
     monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     yield lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 def wrapped(model):

@@ -23,9 +23,9 @@ def initialize(monkeypatch):
     """`ds_adacc.initialize` with engines that cannot step."""
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     yield lambda model: ds_adacc.initialize(model=model, config={"adacc": {}})[0]
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 def told(caplog, engine):

@@ -62,7 +62,7 @@ def test_a_block_without_any_is_refused(prepare):
 
 def compiled_and_wrapped(block):
     block.forward = torch.compile(block.forward, backend="aot_eager")
-    wrap_blocks({"block": block}, Runtime(load({"adacc": {}}), stepped=True))
+    wrap_blocks({"block": block}, Runtime(load({"adacc": {}}), has_engine=True))
 
 
 def test_the_forward_may_be_compiled_and_wrapped_later():

@@ -42,7 +42,7 @@ def held(model, inputs):
 
 
 def served(model):
-    runtime = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    runtime = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
     return Adacc(runtime, blocks), blocks

@@ -216,7 +216,7 @@ def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward,
     monkeypatch.setattr(calibration, "excesses", lambda _, block_types: dict.fromkeys(block_types, found))
     runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.4, steps=3)
     (block_type,) = runtime.agreement.known_types.values()
-    assert block_type.agreed.correction == expected
+    assert block_type.plan.correction == expected
 
 
 def test_three_plans_in_a_row_are_corrected_and_later_ones_again(monkeypatch):
@@ -324,7 +324,7 @@ def test_a_profiler_on_another_thread(caplog):
 def test_blocks_inside_reentrant_checkpoints_are_run_but_not_measured():
     model = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     exact = Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1GiB"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1GiB"}}), has_engine=True)
     model.step(runtime.checkpoint)
     exact.step(lambda block, x: block(x))
     runtime.controller.end_step()

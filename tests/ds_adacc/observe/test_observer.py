@@ -26,7 +26,7 @@ def test_a_parameter_among_the_arguments_is_not_held_by_the_calls(given_as):
     flat = torch.randn(100_000)
     scale, block = nn.Parameter(torch.empty(0)), Scaled()
     scale.data = flat[: zoo.WIDTH]
-    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
     for _ in range(3):
         x = torch.randn(2, 3, zoo.WIDTH, requires_grad=True)
         zoo.loss_of(runtime.checkpoint(block, x, given_as(scale))).backward()

@@ -30,7 +30,7 @@ class Training:
     def __init__(self, layers=3, others=SECTION, **rectifier):
         torch.manual_seed(0)
         section = load({"adacc": {"max_gradient_error": None, **others, "rectifier": {"max_interval": 8, **rectifier}}})
-        self.runtime = Runtime(section, stepped=True)
+        self.runtime = Runtime(section, has_engine=True)
         self.adacc = Adacc(self.runtime)
         self.blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(layers))
         self.scale = torch.ones(zoo.WIDTH)  # of the inputs' channels
@@ -43,7 +43,7 @@ class Training:
 
     def step(self):
         if self.runtime.controller.step.is_tracking:
-            self.tracked.append(self.runtime.controller.schedule.ended + 1)
+            self.tracked.append(self.runtime.controller.planning.schedule.ended + 1)
         x = (torch.randn(2, 64, zoo.WIDTH) * self.scale).requires_grad_()
         for block in self.blocks:
             x = self.runtime.checkpoint(block, x)
@@ -146,11 +146,11 @@ def test_an_outlier_that_comes_and_goes_brings_one_new_plan():
 def test_only_a_policy_that_changed_resets_the_backoff(monkeypatch, changed, interval):
     training = Training()
     training.run(8)
-    assert training.runtime.controller.schedule.interval == 4
+    assert training.runtime.controller.planning.schedule.interval == 4
     monkeypatch.setattr(after_step, "judge", lambda *_: Verdict({}, ("drifted",), "a reason"))
     monkeypatch.setattr(after_step, "_replan", lambda *_, **__: Review(True, changed))
     training.run(1)
-    assert training.runtime.controller.schedule.interval == interval
+    assert training.runtime.controller.planning.schedule.interval == interval
 
 
 def test_a_rank_that_ran_no_block_in_a_step_has_the_same_tracking_steps():
@@ -269,7 +269,7 @@ class Branching(nn.Module):
 def test_a_call_that_takes_another_branch_in_a_tracking_step_is_exact():
     torch.manual_seed(0)
     section = {"codecs": "paper", "max_gradient_error": None, "memory_budget": 0.6, "rectifier": {"max_interval": 2}}
-    runtime = Runtime(load({"adacc": section}), stepped=True)
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
     adacc = Adacc(runtime)
     blocks = nn.ModuleList(Branching() for _ in range(3))
     has_diverged_while_tracking = False

@@ -20,7 +20,7 @@ from ds_adacc.runtime.runtime import Runtime
 
 def refused(budget, dropout=0.1, layers=6, **section):
     section = {"codecs": "none", "memory_budget": budget, "solver": {"max_seconds": 30.0}} | section
-    runtime = Runtime(load({"adacc": section}), stepped=True)
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
     Model(lambda: zoo.GPTBlock(WIDTH, 4, dropout), layers).step(runtime.checkpoint)
     return Adacc(runtime)
 
@@ -67,7 +67,7 @@ def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
 
 
 def test_blocks_of_single_operators_are_told_to_be_larger():
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), has_engine=True)
     Model(lambda: nn.Linear(WIDTH, WIDTH)).step(runtime.checkpoint)
     with pytest.raises(BudgetTooSmall, match=r"No block runs more than 3 operators, .*: larger blocks") as caught:
         Adacc(runtime).end_step()
@@ -80,7 +80,7 @@ class ReadsData(zoo.GPTBlock):
 
 
 def test_it_tells_why_no_more_is_recomputed():
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), has_engine=True)
     Model(lambda: ReadsData(WIDTH, 4, 0.0)).step(runtime.checkpoint)
     with pytest.raises(BudgetTooSmall) as caught:
         Adacc(runtime).end_step()
@@ -97,7 +97,7 @@ class Draws(zoo.GPTBlock):
 
 def test_it_tells_what_the_blocks_depend_on_that_cannot_be_watched():
     with pytest.raises(planner.InfeasibleBudget) as caught:
-        runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
+        runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), has_engine=True)
         Model(lambda: Draws(WIDTH, 4), 4).step(runtime.checkpoint)
         Adacc(runtime).end_step()
     reason = "it depends on random.random in forward, which ds_adacc cannot watch: nothing of it is recomputed."

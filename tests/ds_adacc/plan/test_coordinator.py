@@ -157,7 +157,7 @@ def test_errors_that_were_measured_are_not_taken_over_from_another_size():
 
 
 def runtime():
-    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), has_engine=True)
 
 
 def step(runtime, blocks):
@@ -178,7 +178,7 @@ class Numbered(nn.Module):
 
 
 def recount(runtime):
-    runtime.controller.decide([frozenset(runtime.agreement.known_types)], "again")
+    runtime.controller.planning.decide(runtime.controller.step, [frozenset(runtime.agreement.known_types)], "again")
     return runtime.controller.plan.block_types[0].count
 
 
@@ -187,10 +187,10 @@ def test_calls_that_no_number_of_blocks_share_alike_have_a_peak():
     runs, block = runtime(), Numbered()
     step(runs, [block] * 4)
     (known,) = runs.agreement.known_types.values()
-    whole, adopter = frozenset(runs.agreement.known_types), runs.controller.new_sizes.adopter
-    four = adopter._peak_of(whole)
+    whole, origins = frozenset(runs.agreement.known_types), runs.controller.planning.new_sizes.origins
+    four = origins._peak_of(whole)
     known.count, known.calls_per_block = 5, 2
-    assert adopter._peak_of(whole) > four
+    assert origins._peak_of(whole) > four
 
 
 def test_a_block_recorded_often_counts_once():
@@ -272,7 +272,7 @@ def test_a_kind_that_comes_back_counts_as_before():
 
 
 def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
-    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), stepped=True)
+    runs = Runtime(load({"adacc": {"codecs": "quantization"}}), has_engine=True)
     block = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 4))
     step(runs, [block])
     ((name, block_type),) = runs.agreement.known_types.items()
@@ -286,7 +286,7 @@ def test_codecs_withdrawn_after_the_decision_do_not_break_the_report():
 
 def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     runs = Runtime(
-        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), stepped=True
+        load({"adacc": {"memory_budget": "1GiB", "codecs": {"gelu": ["outlier", "outlier8"]}}}), has_engine=True
     )
     step(runs, [nn.Sequential(nn.Linear(4, 256), nn.GELU(), nn.Linear(256, 4))])
     ((name, block_type),) = runs.agreement.known_types.items()
@@ -299,7 +299,7 @@ def test_every_codec_that_separates_outliers_is_sized_by_the_capacity_agreed():
     assert block_type.outlier_codec(index) == "outlier"
     stores = tuple("outlier8" if i == index else None for i in range(len(block_type.profile.codecs)))
     policies = (replace(block_type.policies[0], stores=stores),)
-    runs.agreement.agreed_types[name] = replace(block_type.agreed, policies=policies)
+    runs.agreement.type_plans[name] = replace(block_type.plan, policies=policies)
     assert block_type.outlier_codec(index) == "outlier8"
     assert block_type.outlier_values == block_type.tracked_values([]) == [index]
 
@@ -323,7 +323,7 @@ def test_simple_rules_that_break_the_budget_are_not_said_to_keep_it(caplog):
     plan = runs.controller.plan
     (group,) = plan.groups
     group = replace(group, solution=replace(group.solution, fallback="late"), shortfall="nothing fits")
-    runs.controller._coordinator._warn(replace(plan, groups=(group,)))
+    runs.controller.planning._coordinator._warn(replace(plan, groups=(group,)))
     assert "no plan is known that fits the budget" in caplog.text
     assert "keeps the budget" not in caplog.text
 
@@ -369,6 +369,6 @@ def test_the_reason_of_a_plan_is_that_of_the_rank_which_calls_for_it():
     training = Training(rectifier={"enabled": False})
     training.compare(9)
     controller = training.runtime.controller
-    controller._coordinator.ranks = BesideOneThatCalls()
-    assert controller.decide(training.agreement.live_sets, "").reason == "a correction"
-    assert controller.decide(training.agreement.live_sets, "mine").reason == "mine"
+    controller.planning._coordinator.ranks = BesideOneThatCalls()
+    assert controller.planning.decide(controller.step, training.agreement.live_sets, "").reason == "a correction"
+    assert controller.planning.decide(controller.step, training.agreement.live_sets, "mine").reason == "mine"

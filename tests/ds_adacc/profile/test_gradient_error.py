@@ -21,7 +21,7 @@ def met(name="gpt", codecs="auto", sharp=0.0):
             bias = block.qkv.bias[zoo.WIDTH : 2 * zoo.WIDTH].view(-1, zoo.WIDTH // 4)
             bias[:, 0] += sharp
             bias[:, 1] -= sharp
-    runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": 1.0}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": 1.0}}), has_engine=True)
     zoo.loss_of(runtime.checkpoint(block, *args, **kwargs)).backward()
     (known,) = runtime.agreement.known_types.values()
     return known

@@ -28,7 +28,7 @@ def path(tmp_path):
 
 
 def start(path, **section):
-    return Runtime(load({"adacc": SECTION | section}), stepped=True, cache=path and ProfileCache(path))
+    return Runtime(load({"adacc": SECTION | section}), has_engine=True, cache=path and ProfileCache(path))
 
 
 def pass_through(runtime, blocks):

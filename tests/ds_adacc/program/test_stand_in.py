@@ -55,7 +55,7 @@ def step(block, call):
 
 
 def runtime(budget):
-    return Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), stepped=True)
+    return Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), has_engine=True)
 
 
 @pytest.mark.parametrize("budget", [0.8, 1.0])

@@ -96,7 +96,7 @@ def in_turn(arguments):
 def steps(arguments, read, change, count=8):
     """Train a block, and change the arguments after each step. Returns the runtime and the block's variants."""
     torch.manual_seed(0)
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(arguments, read)
+    work, block = Runtime(load({"adacc": LOSSLESS}), has_engine=True), Block(arguments, read)
     for _ in range(count):
         x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
         plain = zoo.gradients(block, (x,), {})
@@ -131,7 +131,7 @@ def test_an_iteration_where_no_length_comes_twice(read, count):
     """Recorded at three values, and at two lengths more. What reads it without its name is recorded each time."""
     torch.manual_seed(0)
     arguments = few()
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(arguments, read)
+    work, block = Runtime(load({"adacc": LOSSLESS}), has_engine=True), Block(arguments, read)
     for step in range(24):
         x = torch.randn(2, 9 + 7 * step % 24, zoo.WIDTH, requires_grad=True)
         plain = zoo.gradients(block, (x,), {})
@@ -144,7 +144,7 @@ def test_an_iteration_where_no_length_comes_twice(read, count):
 def test_a_count_of_the_module_that_the_blocks_are_of():
     """As Megatron's closures reach it. The number of a module that is read counts."""
     torch.manual_seed(0)
-    work, module = Runtime(load({"adacc": LOSSLESS}), stepped=True), Block(few(), lambda _: module.scale)
+    work, module = Runtime(load({"adacc": LOSSLESS}), has_engine=True), Block(few(), lambda _: module.scale)
     module.scale, module.count = 2.0, 0
     for step in range(8):
         x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)

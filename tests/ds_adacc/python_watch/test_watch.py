@@ -268,7 +268,7 @@ def test_compilation_is_not_watched_call_by_call(thread):
 
     captured = capture("block", call_of(block, batch())._replace(run=functools.partial(run, batch())))
     assert profilers == [None]
-    assert told == [captured.watch._told] and sys.getprofile() is None
+    assert told == [captured.watch._on_event] and sys.getprofile() is None
     assert callback_handler.start_callbacks == callback_handler.end_callbacks == []
 
 

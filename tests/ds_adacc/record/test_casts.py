@@ -163,7 +163,7 @@ class TwoTowers:
         section = {"memory_budget": 120 << 10, "codecs": "none", "rectifier": {"enabled": False}}
         # Where all costs are equal, the solver takes seconds to prove that no plan is better than the one it has.
         section["solver"] = {"max_seconds": 0.5}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True)
         self.runtime.profiler.profile = lambda recording, captured: profile_of(recording)
 
     def step(self, lengths, call):

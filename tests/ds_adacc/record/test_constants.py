@@ -74,7 +74,7 @@ def test_each_block_is_replayed_with_its_own_number(use):
 def test_a_stack_of_numbered_layers_has_one_profile_and_one_frontier():
     torch.manual_seed(0)
     blocks = nn.ModuleList(Numbered(number, COMPUTED["a factor"]) for number in range(1, 7))
-    work = Runtime(load({"adacc": LOSSLESS}), stepped=True)
+    work = Runtime(load({"adacc": LOSSLESS}), has_engine=True)
     x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
 
     def run(call, x):

@@ -109,7 +109,7 @@ class Attention(nn.Module):
 @pytest.mark.usefixtures("slow_replays")
 def test_gradients_are_finite_in_the_first_padded_batch():
     config = load({"adacc": {"memory_budget": 0.6, "codecs": {"other": "group"}, "max_gradient_error": None}})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(config, has_engine=True)
     adacc = Adacc(runtime)
     torch.manual_seed(0)
     blocks = nn.ModuleList(Attention() for _ in range(3))

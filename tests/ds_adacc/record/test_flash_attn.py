@@ -140,7 +140,7 @@ def test_packed_batches_of_varying_texts_are_predicted(llama):
     # On a GPU a deterministic backward takes as much memory as the layer holds, so that little is left to save.
     budget = 0.9 if DEVICE == "cpu" else 0.98
     section = {"memory_budget": budget, "codecs": "none", "rectifier": {"enabled": False}}
-    runtime = Runtime(load({"adacc": section}), stepped=True)
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
     adacc, lot, recordings = Adacc(runtime), random.Random(0), []
     for step in range(20):
         most = {0: TIME, 1: 2}.get(step, lot.randint(2, TIME))  # first the longest and the shortest of all

@@ -52,7 +52,7 @@ def test_where_the_program_asks_for_checkpointing_such_a_block_is_recomputed_as_
     try:
         assert same(train(layers(Capacity), checkpoint, sizes), plain)
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
     assert runtime.recordings == LAYERS + 2
     assert all(each.is_whole for each in recordings(runtime))
 
@@ -66,7 +66,7 @@ def test_a_block_that_reads_a_number_at_its_end_is_recomputed_operator_by_operat
     try:
         train(layers(Ending), checkpoint)
     finally:
-        checkpointing.use(None)
+        checkpointing.registry.reset()
     for recording in recordings(runtime):
         assert recording.numbers_read_after is not None and not recording.is_whole
 
@@ -260,7 +260,7 @@ def test_a_program_with_numbers_is_predicted_though_nothing_watches_a_call_that_
                 layers(make), lambda block, x, r=runtime: r.run(r.blocks.of(block), block, block, (x,), {}), sizes
             )
         finally:
-            checkpointing.use(None)
+            checkpointing.registry.reset()
         assert same(found, plain)
         counts.append(runtime.recordings)
     assert counts[0] == counts[1]

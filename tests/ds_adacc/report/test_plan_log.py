@@ -102,7 +102,9 @@ def test_a_step_of_other_sizes_than_the_planned_ones_is_called_so(log):
 
 def test_a_run_shows_one_table(log):
     training = steps(9, 9, 9)
-    training.runtime.controller.decide(training.agreement.live_sets, "a reason")
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, training.agreement.live_sets, "a reason"
+    )
     for time in (9, 9):
         training.compare(time)
     told = [text for text in log() if "plan (" in text or "same plan again" in text]
@@ -125,7 +127,9 @@ def test_tables_of_one_block_at_two_sizes_tell_which_is_which():
     training = Training(rectifier={"enabled": False})
     for time in (9, 15):
         training.compare(time)
-    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, [frozenset(training.agreement.known_types)], "both at once"
+    )
     text = table_of(training.runtime.controller.plan, training)
     assert "LlamaBlock at 2x9x32: 3 calls" in text and "LlamaBlock at 2x15x32: 3 calls" in text
 
@@ -148,7 +152,9 @@ def test_tables_of_one_block_at_two_pairs_of_lengths_tell_which_is_which():
     for time in (3, 5):
         x, text = (torch.randn(2, length, 8, requires_grad=True) for length in (time, 7))
         runtime.checkpoint(block, x, text, torch.zeros(2, time, 7)).sum().backward()
-    runtime.controller.decide([frozenset(runtime.agreement.known_types)], "both at once")
+    runtime.controller.planning.decide(
+        runtime.controller.step, [frozenset(runtime.agreement.known_types)], "both at once"
+    )
     met = decisions_here(runtime.controller.plan, runtime.agreement)
     lengths = {
         name: known.recording.inputs[0].geometry.size[1] for name, known in runtime.agreement.known_types.items()
@@ -173,7 +179,9 @@ def test_a_plan_for_some_block_types_is_new_only_if_theirs_change(log):
 
 def test_a_restored_table_says_which_block_types_it_leaves_out(log):
     training = steps(9, 15)
-    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, [frozenset(training.agreement.known_types)], "both at once"
+    )
     plan = training.runtime.controller.plan
     training.agreement.known_types.popitem()
     before = len(log())
@@ -196,7 +204,9 @@ class WithAnother(Ranks):
 def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp_path):
     """One rank has met one length, the other rank another one of the same blocks."""
     training = steps(9, 15)
-    training.runtime.controller.decide([frozenset(training.agreement.known_types)], "both at once")
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, [frozenset(training.agreement.known_types)], "both at once"
+    )
     plan, journal = training.runtime.controller.plan, tmp_path / "journal.jsonl"
     (mine, here), (others, there) = decisions_here(plan, training.agreement).items()
     del training.agreement.known_types[others]
@@ -216,7 +226,7 @@ def test_the_table_and_the_journal_are_for_the_block_types_of_all_ranks(log, tmp
 def test_a_plan_for_one_of_several_lengths_tells_which():
     training = steps(9, 15)
     longer = list(training.agreement.known_types)[1]
-    training.runtime.controller.decide([frozenset({longer})], "the longer")
+    training.runtime.controller.planning.decide(training.runtime.controller.step, [frozenset({longer})], "the longer")
     assert "  LlamaBlock at 2x15x32: 3 calls" in table_of(training.runtime.controller.plan, training)
     training = steps(9, 9)
     assert "  LlamaBlock: 3 calls" in table_of(training.runtime.controller.plan, training)

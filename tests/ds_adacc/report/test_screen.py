@@ -121,7 +121,7 @@ def test_a_model_of_48_layers(caplog):
     torch.manual_seed(0)
     layers = nn.ModuleList(Layer(number) for number in range(1, 49))
     section = {"memory_budget": 0.8, "codecs": "none", "rectifier": {"enabled": False}}
-    work = Runtime(load({"adacc": section}), stepped=True)
+    work = Runtime(load({"adacc": section}), has_engine=True)
     blocks = [work.blocks.of_module(layer, f"layers.{n} (Layer)") for n, layer in enumerate(layers)]
     assert len(blocks) == 48
     with caplog.at_level("INFO", logger="ds_adacc"):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import zoo
 from any_size import Training
+from held import planned_peak
 from two_programs import TwoPrograms
 
 from ds_adacc import planner
 from ds_adacc.plan import coordinator
-from ds_adacc.plan.peak_estimate import estimated_peak
 from ds_adacc.plan.solve import Forgiven
 
 pytestmark = pytest.mark.usefixtures("equal_times")
@@ -50,7 +50,7 @@ def test_larger_lengths_run_the_policies_of_the_smallest_that_is_too_large(train
         training.compare(length)
         assert {training.agreement.origin(name) for name in ran(training)} == unfit
         (name,) = ran(training)
-        policies = {training.agreement.agreed_types[each].policies for each in (name, *unfit)}
+        policies = {training.agreement.type_plans[each].policies for each in (name, *unfit)}
         assert len(policies) == 1
     assert len(planned) == 2
 
@@ -62,7 +62,7 @@ def test_smaller_lengths_are_planned_for_or_adopt_from_what_fits(training, plann
     assert len(planned) == 3  # 98 might have fitted
     (name,) = ran(training)
     assert training.agreement.origin(name) not in unfit
-    assert estimated_peak(training.agreement, [training.agreement.agreed_types[name]]) <= 400 << 10
+    assert planned_peak(training.agreement, [training.agreement.type_plans[name]]) <= 400 << 10
 
 
 def test_each_of_the_first_larger_lengths_is_warned_of(training, caplog):
@@ -74,7 +74,7 @@ def test_each_of_the_first_larger_lengths_is_warned_of(training, caplog):
     (name,) = ran(training)
     assert said[0].startswith("GPTBlock: no plan is known that fits the budget at the new input sizes")
     assert "above the budget of 400.00 KiB (new sizes like these so far: 3)" in said[2]
-    assert estimated_peak(training.agreement, [training.agreement.agreed_types[name]]) > 400 << 10
+    assert planned_peak(training.agreement, [training.agreement.type_plans[name]]) > 400 << 10
 
 
 def test_of_two_programs_both_must_be_as_large(planned):
@@ -98,7 +98,9 @@ def test_a_longer_batch_of_fewer_texts_is_planned_for(training, planned):
 def test_sizes_that_a_later_plan_fits_are_not_too_large_any_more(training, planned):
     (unfit,) = training.agreement.unfit
     training.agreement.budget.limit = 4 << 20  # in place of inputs that are held elsewhere from now on
-    training.runtime.controller.decide([unfit], "block inputs are held in another way", Forgiven.ALL)
+    training.runtime.controller.planning.decide(
+        training.runtime.controller.step, [unfit], "block inputs are held in another way", Forgiven.ALL
+    )
     assert not training.agreement.unfit
 
 
@@ -109,10 +111,10 @@ def test_a_type_that_kept_its_policies_above_the_budget_hands_on_none_that_take_
         training.step(pair)
     agreement = training.runtime.agreement
     names = {block.variants()[0].digest for block in training.runtime.controller.blocks.all()}
-    agreed = [agreement.agreed_types[name] for name in names]
+    agreed = [agreement.type_plans[name] for name in names]
     assert names & agreement.origins.keys()
     for each in agreed:
         recomputes = planner.recompute_policy(each.spec.profile)
         lean = [replace(e, policies=(recomputes,) * len(e.policies)) if e is each else e for e in agreed]
         if each.spec.name in agreement.origins:
-            assert estimated_peak(agreement, agreed) <= estimated_peak(agreement, lean)
+            assert planned_peak(agreement, agreed) <= planned_peak(agreement, lean)

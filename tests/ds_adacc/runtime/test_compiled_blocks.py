@@ -96,7 +96,7 @@ def train(model, codecs=None, budget=0.999, prepare=None, lengths=(48,) * 5, bef
         prepare(model)
     if codecs is not None:
         section = load({"adacc": {"codecs": codecs, "memory_budget": budget, **section}})
-        runtime = Runtime(section, stepped=True)
+        runtime = Runtime(section, has_engine=True)
         adacc = Adacc(runtime)
         wrap_blocks(find_blocks(model, "auto"), runtime)
     if prepare is around:
@@ -385,7 +385,7 @@ def test_numbers_that_change_at_every_call_put_off_no_plan():
     assert seen == plain
     assert any(block.keeps_changing_graphs for block in runtime.blocks.all())
     ran = {variant.digest for block in runtime.blocks.all() for variant in block.variants()[:1]}
-    assert all(runtime.agreement.known_types[digest].agreed is not None for digest in ran)
+    assert all(runtime.agreement.known_types[digest].plan is not None for digest in ran)
     assert runtime.controller.step.purpose is not Purpose.OBSERVE
 
 

@@ -14,15 +14,15 @@ from ds_adacc.runtime.runtime import Runtime
 
 @pytest.fixture(autouse=True)
 def fresh():
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     yield
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 def engine(block):
     """The runtime that an engine would have for this model."""
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
-    checkpointing.use(runtime, nn.Sequential(block))
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), has_engine=True)
+    checkpointing.registry.register(runtime, nn.Sequential(block))
     return runtime
 
 

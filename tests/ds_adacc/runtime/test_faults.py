@@ -98,14 +98,14 @@ class Engine:
 class Trainer:
     """Steps of a stack of blocks, under an engine or without one; with `section` None as plain autograd."""
 
-    def __init__(self, section, with_engine=False):
+    def __init__(self, section, has_engine=False):
         torch.manual_seed(1)
         self.model = nn.Sequential(*(Faulty() for _ in range(LAYERS)))
         self.engine, self.runtime = None, None
-        if with_engine:
+        if has_engine:
             self.engine = Engine(self.model)
             config, engine = load({"adacc": section}), self.engine
-            self.runtime = runtime = Runtime(config, stepped=True)
+            self.runtime = runtime = Runtime(config, has_engine=True)
             wrap_blocks(find_blocks(self.model, "auto"), runtime)
             engine.adacc = Adacc(runtime)
             engine._backward_epilogue = hooked(engine, "_backward_epilogue", end_backward)
@@ -161,16 +161,16 @@ def assert_same(plain, ours):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize(("at", "error"), [*((at, RuntimeError) for at in (1, 2, 4)), (2, KeyboardInterrupt)])
-def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
-    plain, ours = Trainer(None), Trainer(SECTION, with_engine)
+def test_next_step_is_as_if_nothing_had_happened(has_engine, error, where, at):
+    plain, ours = Trainer(None), Trainer(SECTION, has_engine)
     for number in range(STEPS):
         if number + 1 == at:
             ours.failing_step(number, where, error, layer=at % LAYERS)
             assert_clean()
-            if with_engine or where == "forward":
+            if has_engine or where == "forward":
                 assert not torch.autograd._profiler_enabled()
         assert_same(plain.step(number), ours.step(number))
     held = ours.runtime.controller.observation.held
@@ -180,9 +180,9 @@ def test_next_step_is_as_if_nothing_had_happened(with_engine, error, where, at):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
-def test_memory_of_a_failed_step_is_freed(with_engine, where):
-    ours = Trainer(SECTION, with_engine)
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
+def test_memory_of_a_failed_step_is_freed(has_engine, where):
+    ours = Trainer(SECTION, has_engine)
     left = []
     for number in range(STEPS):
         ours.step(number)
@@ -190,9 +190,9 @@ def test_memory_of_a_failed_step_is_freed(with_engine, where):
     assert left[2:] == [0] * (STEPS - 2)
 
 
-@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "engine"])
-def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
-    ours = Trainer(SECTION, with_engine)
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
+def test_a_shape_that_fails_in_its_first_forward_does_not_count(has_engine):
+    ours = Trainer(SECTION, has_engine)
     ours.step(0)
     ours.failing_step(1, "forward", RuntimeError, layer=2, time=64)
     for number in range(2, 5):
@@ -203,7 +203,7 @@ def test_a_shape_that_fails_in_its_first_forward_does_not_count(with_engine):
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_profiler_can_be_started_after_a_fault_in_a_metered_step(where):
-    ours = Trainer(SECTION, with_engine=True)
+    ours = Trainer(SECTION, has_engine=True)
     ours.step(0)
     assert ours.runtime.controller.step.observer is not None  # the next step is metered
     ours.failing_step(1, where, RuntimeError, layer=2)
@@ -214,7 +214,7 @@ def test_a_profiler_can_be_started_after_a_fault_in_a_metered_step(where):
 
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
-    ours, plain = Trainer(SECTION, with_engine=True), Trainer(None)
+    ours, plain = Trainer(SECTION, has_engine=True), Trainer(None)
     for number in range(STEPS):
         with pytest.raises(error):
             ours.forward(torch.randn(2, 9, zoo.WIDTH, requires_grad=True))

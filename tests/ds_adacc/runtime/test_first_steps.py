@@ -27,7 +27,7 @@ def bert():
 def test_steps_that_measure_take_what_full_checkpointing_takes():
     model = Model(bert, LAYERS)
     full = model.peak(lambda block, x: checkpoint(block, x, use_reentrant=False))
-    runtime = Runtime(load({"adacc": {"memory_budget": full}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": full}}), has_engine=True)
     adacc, purposes = Adacc(runtime), []
     while Purpose.TRACK not in purposes:
         purposes.append(runtime.controller.step.purpose)

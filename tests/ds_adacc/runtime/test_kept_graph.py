@@ -20,7 +20,7 @@ class Kept(Training):
     @property
     def are_kept(self):
         """For each block type with policies, whether these count with that."""
-        return {name: not each.spec.profile.graph.frees_stored for name, each in self.agreement.agreed_types.items()}
+        return {name: not each.spec.profile.graph.frees_stored for name, each in self.agreement.type_plans.items()}
 
 
 def test_it_is_at_sizes_that_adopt_policies():
@@ -45,6 +45,6 @@ def test_it_is_in_a_run_that_is_resumed():
         resumed.step(12)
     assert resumed.runtime.controller.plan is plan
     controller, agreement = resumed.runtime.controller, resumed.agreement
-    controller.decide(agreement.live_sets, controller.device, "once more")
+    controller.planning.decide(controller.step, agreement.live_sets, "once more")
     assert controller.plan is not plan
     assert list(before.are_kept.values()) == list(resumed.are_kept.values()) == [True]

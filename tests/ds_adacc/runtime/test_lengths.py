@@ -10,14 +10,13 @@ import torch
 import zoo
 from any_size import LAYERS, Training
 from cases import further
-from held import watch_held
+from held import planned_peak, watch_held
 from recomputing import recomputing
 from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.execute.bound_policy import bind
 from ds_adacc.execute.input_placement import InputPlacement
-from ds_adacc.plan.peak_estimate import estimated_peak
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.sizes.adopter import Adopter
 from ds_adacc.sizes.policy_search import PolicySearch
@@ -66,8 +65,8 @@ def test_a_budget_in_bytes_holds_at_every_size():
         held = training.agreement
         for digest in held.known_types:
             known = held.known_types[digest]
-            if known.agreed is not None:
-                assert sum(p.held_bytes(known.agreed.spec.profile) for p in known.policies) <= budget
+            if known.plan is not None:
+                assert sum(p.held_bytes(known.plan.spec.profile) for p in known.policies) <= budget
     assert training.agreement.budget.limit == budget
     shortest = min(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
     longest = max(held.known_types.values(), key=lambda known: sum(v.nbytes for v in known.recording.values))
@@ -104,9 +103,9 @@ def test_inputs_that_outgrow_the_plan_get_one_of_their_own(at_once):
         training.compare(time)
         assert own.name in controller.plan.policies, "the same plan, or the same one corrected"
     assert set(agreement.origins.values()) == {own.name}
-    program = controller.new_sizes.symbolic_types.of(own.name)
+    program = controller.planning.new_sizes.symbolic_types.of(own.name)
     program.origin, program.origin_bytes = first.block_types[0].name, first.without  # as if another rank had met it
-    controller.pending.forget_planned()
+    controller.planning.pending.forget_planned()
     training.compare(40)
     assert program.origin == own.name
 
@@ -133,19 +132,19 @@ def test_what_another_rank_has_planned_for_runs_without_a_plan_of_its_own():
     for time in (16, 14, 10):
         here.step(time)
     controller, theirs = here.runtime.controller, there.agreement
-    (name,) = theirs.agreed_types
-    here.agreement.set_agreed([theirs.agreed_types[name]])
+    (name,) = theirs.type_plans
+    here.agreement.set_planned([theirs.type_plans[name]])
     here.agreement.live_sets = (*here.agreement.live_sets, frozenset((name,)))
     here.agreement.approvals.blocks.update(theirs.approvals.blocks)
     plan, recorded = controller.plan, here.runtime.recordings
     for _ in range(3):
         here.step(12)
-    assert controller.plan is plan and not controller.pending
+    assert controller.plan is plan and not controller.planning.pending
     assert here.runtime.recordings == recorded and name not in here.agreement.origins
     ran = [block.variants()[0] for block in controller.blocks.all()]
     assert [variant.digest for variant in ran] == [name] * LAYERS
-    assert tuple(variant.policy for variant in ran) == theirs.agreed_types[name].policies
-    assert theirs.agreed_types[name].has_lossy
+    assert tuple(variant.policy for variant in ran) == theirs.type_plans[name].policies
+    assert theirs.type_plans[name].has_lossy
 
 
 def test_inputs_outgrow_the_plan_of_a_resumed_run_too(at_once):
@@ -310,11 +309,11 @@ def test_sizes_that_wait_for_a_plan_are_known_until_it_is_made(monkeypatch):
         total = total + x.sum()
     total.backward()
     controller.end_backward()
-    assert controller.pending and controller.pending.names <= training.agreement.origins.keys()
+    assert controller.planning.pending and controller.planning.pending.names <= training.agreement.origins.keys()
     for time in range(6, 16):
         training.micro_batch(time)
     training.adacc.end_step()
-    assert controller.plan is not plan and not controller.pending
+    assert controller.plan is not plan and not controller.planning.pending
 
 
 @pytest.mark.usefixtures("equal_times")
@@ -333,10 +332,10 @@ def test_two_sizes_that_have_adopted_policies_apart_are_priced_together():
         ran = controller.step.current_pass.called.copy()
         total.backward()
         controller.end_backward()
-        agreed = [agreement.agreed_types.get(name) for name in ran]
-        if not controller.pending and None not in agreed:
+        agreed = [agreement.type_plans.get(name) for name in ran]
+        if not controller.planning.pending and None not in agreed:
             priced += 1
-            assert estimated_peak(agreement, agreed) <= agreement.budget.limit
+            assert planned_peak(agreement, agreed) <= agreement.budget.limit
         training.adacc.end_step()
     assert priced > 6
 
@@ -582,11 +581,11 @@ def test_after_a_new_plan_policies_are_adopted_from_it():
     for time in (20, 30, 40, 50, 20):
         training.compare(time)
     controller, agreement = training.runtime.controller, training.agreement
-    controller.decide(agreement.live_sets, "a new plan")
+    controller.planning.decide(controller.step, agreement.live_sets, "a new plan")
     for time in (20, 30, 40, 50):
         training.compare(time)
         for _, variant in controller.blocks.variants():
-            assert agreement.known_types[variant.digest].agreed is agreement.agreed_types[variant.digest]
+            assert agreement.known_types[variant.digest].plan is agreement.type_plans[variant.digest]
 
 
 @pytest.mark.parametrize("on_host", [False, True])
@@ -638,7 +637,7 @@ def test_a_size_that_adopts_no_policies_is_planned_for_with_the_outliers_of_the_
         monkeypatch.setattr(Adopter, adoption, lambda *_: False)
     training.micro_batch(66)
     (new,) = types.keys() - before
-    assert types[new].agreed is None and types[new].outlier_values
+    assert types[new].plan is None and types[new].outlier_values
     assert set(types[new].outlier_values) <= types[new].capacity.keys()
     assert types[new].errors_are_measured
 

@@ -40,42 +40,42 @@ class Caller:
         return self.block(x)
 
 
-def step(work, callable_, seed=0, stepped=True):
+def step(work, callable_, seed=0, has_engine=True):
     torch.manual_seed(seed)
     x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
     zoo.loss_of(work.checkpoint(callable_, x)).backward()
-    if stepped:
+    if has_engine:
         work.controller.end_step()
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("stepped", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("name", AS)
-def test_weights_are_freed_with_their_model(name, stepped, uncollected):
+def test_weights_are_freed_with_their_model(name, has_engine, uncollected):
     for budget, model in ((0.8, zoo.GPTBlock), (1.0, zoo.EagerBlock)):  # the latter has a buffer
-        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), stepped=stepped)
-        assert_freed(work, AS[name], model, 1, stepped)  # after the recording step
-        assert_freed(work, AS[name], model, 2, stepped)  # under a plan
+        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), has_engine=has_engine)
+        assert_freed(work, AS[name], model, 1, has_engine)  # after the recording step
+        assert_freed(work, AS[name], model, 2, has_engine)  # under a plan
 
 
 def test_weights_are_freed_with_their_model_in_trials(uncollected):
-    work = Runtime(load({"adacc": LOSSY}), stepped=True)
+    work = Runtime(load({"adacc": LOSSY}), has_engine=True)
     for steps in (1, 2, 3):
         assert_freed(work, AS["module"], zoo.GPTBlock, steps, True)
 
 
-def assert_freed(work, make, model, steps, stepped):
+def assert_freed(work, make, model, steps, has_engine):
     block = model()
     weights = [weakref.ref(parameter) for parameter in block.parameters()]
     for seed in range(steps):
-        step(work, make(block), seed, stepped)
+        step(work, make(block), seed, has_engine)
     del block
     assert not [weight for weight in weights if weight() is not None]
 
 
 @pytest.mark.parametrize("section", [LOSSLESS, LOSSY], ids=["lossless", "lossy"])
 def test_weights_are_freed_when_others_take_their_place(section, uncollected):
-    work, block = Runtime(load({"adacc": section}), stepped=True), zoo.GPTBlock()
+    work, block = Runtime(load({"adacc": section}), has_engine=True), zoo.GPTBlock()
     step(work, block)
     for seed in (1, 2, 3):
         weights = [weakref.ref(parameter) for parameter in (*block.fc1.parameters(), block.fc2.weight)]
@@ -109,7 +109,7 @@ class ReplacingLate(Replacing):
 
 
 def test_a_weight_that_its_own_forward_replaces_lives_until_backward():
-    work, block = Runtime(load({"adacc": LOSSLESS}), stepped=True), Replacing()
+    work, block = Runtime(load({"adacc": LOSSLESS}), has_engine=True), Replacing()
     plain, served = copy.deepcopy(block), functools.partial(work.checkpoint, block)
     x = torch.randn(2, 4, requires_grad=True)
     for _ in range(3):
@@ -118,7 +118,7 @@ def test_a_weight_that_its_own_forward_replaces_lives_until_backward():
 
 
 def test_a_call_under_a_plan_that_replaces_a_weight_diverges():
-    work, block = Runtime(load({"adacc": {"memory_budget": 0.9, "codecs": "none"}}), stepped=True), ReplacingLate()
+    work, block = Runtime(load({"adacc": {"memory_budget": 0.9, "codecs": "none"}}), has_engine=True), ReplacingLate()
     plain, served = copy.deepcopy(block), functools.partial(work.checkpoint, block)
     x = torch.randn(2, 4, requires_grad=True)
     for step in range(8):
@@ -151,7 +151,7 @@ OVER = {
 }
 
 
-def bare_steps(work, make, stepped, steps=3):
+def bare_steps(work, make, has_engine, steps=3):
     """Weak references to parameters of no module, after some steps with a function that holds them."""
     torch.manual_seed(0)
     weight, bias = torch.nn.Parameter(torch.randn(8, 8)), torch.nn.Parameter(torch.randn(8))
@@ -162,18 +162,18 @@ def bare_steps(work, make, stepped, steps=3):
             gradients.append(torch.autograd.grad(run(make(weight, bias), x).sum(), (x, weight, bias)))
         for one, other in zip(*gradients, strict=True):
             assert torch.equal(one, other)
-        if stepped:
+        if has_engine:
             work.controller.end_step()
     return [weakref.ref(weight), weakref.ref(bias)]
 
 
-@pytest.mark.parametrize("stepped", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("name", OVER)
-def test_parameters_of_no_module_are_freed(name, stepped, uncollected):
+def test_parameters_of_no_module_are_freed(name, has_engine, uncollected):
     for budget in (0.9, 1.0):
-        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), stepped=stepped)
+        work = Runtime(load({"adacc": {**LOSSLESS, "memory_budget": budget}}), has_engine=has_engine)
         for _ in range(2):  # a second model after the first, which is gone
-            assert not [each for each in bare_steps(work, OVER[name], stepped) if each() is not None]
+            assert not [each for each in bare_steps(work, OVER[name], has_engine) if each() is not None]
         assert work.controller.plan is not None
 
 
@@ -197,7 +197,7 @@ def test_a_runtime_is_freed_with_its_last_user(uncollected):
 
 
 def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
-    work, block, handler = Runtime(load({"adacc": LOSSLESS}), stepped=True), zoo.GPTBlock(), Keeping()
+    work, block, handler = Runtime(load({"adacc": LOSSLESS}), has_engine=True), zoo.GPTBlock(), Keeping()
     for seed in range(3):
         step(work, block, seed)
     logger = logging.getLogger("ds_adacc")
@@ -212,11 +212,11 @@ def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
     def caller():
         local = Local()
         with monkeypatch.context() as patch:
-            patch.setattr("ds_adacc.steps.step_controller.StepController.decide", fail)
+            patch.setattr("ds_adacc.steps.planning.Planning.decide", fail)
             from ds_adacc.steps.after_step import _replan
 
             digest = next(iter(work.agreement.known_types))
-            _replan(work.controller, [digest], "drift", {}, ())
+            _replan(work.controller.planning, work.controller.step, [digest], "drift", {}, ())
         return weakref.ref(local)
 
     alive = caller()

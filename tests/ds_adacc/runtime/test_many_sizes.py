@@ -34,9 +34,9 @@ def test_no_length_is_forgotten_in_a_step_that_is_observed(monkeypatch):
     monkeypatch.setattr(step_controller, "_MOST_ADOPTED", 4)
     training = settled()
     controller = training.runtime.controller
-    controller.decide(controller.agreement.live_sets, "a new plan")
+    controller.planning.decide(controller.step, controller.agreement.live_sets, "a new plan")
     training.step((32, 32))
-    controller.decide(controller.agreement.live_sets, "another one")
+    controller.planning.decide(controller.step, controller.agreement.live_sets, "another one")
     controller.step = controller._next_step()
     assert controller.step.purpose is Purpose.MEASURE
     training.step(*((length, length) for length in range(12, 32)))
@@ -51,7 +51,7 @@ def test_a_type_from_which_policies_were_adopted_outlasts_its_records(monkeypatc
     training.step((33, 33))
     controller = training.runtime.controller
     last = frozenset(each.variants()[0].digest for each in controller.blocks.all())
-    plan = controller.decide([last], "drift")
+    plan = controller.planning.decide(controller.step, [last], "drift")
     for length in range(10, 32):
         training.step((length, length))
     assert last <= set(training.runtime.agreement.origins.values())
@@ -65,13 +65,13 @@ def test_block_types_whose_policies_were_forgotten_are_planned_again(monkeypatch
     for length in (20, 21, 22, 23, 24, 25, 20, 21):
         training.step((None, length))
     agreement = training.runtime.agreement
-    assert len(agreement.agreed_types) == 3
+    assert len(agreement.type_plans) == 3
     assert len(agreement.known_types) == 6
     for length in (20, 21, 22):
         training.step((16, length))
-    assert len(agreement.agreed_types) >= 4, "a plan for more of them at once is in force as a whole"
-    known_types, agreed_types = agreement.known_types, agreement.agreed_types
-    assert all((known.agreed is None) == (name not in agreed_types) for name, known in known_types.items())
+    assert len(agreement.type_plans) >= 4, "a plan for more of them at once is in force as a whole"
+    known_types, type_plans = agreement.known_types, agreement.type_plans
+    assert all((known.plan is None) == (name not in type_plans) for name, known in known_types.items())
 
 
 def test_a_checkpoint_grows_with_no_resume(monkeypatch):
@@ -99,7 +99,7 @@ def test_indices_and_live_sets_of_lengths_long_gone_are_forgotten(monkeypatch):
     for length in range(33, 45):
         training.step((25, length))
     controller = training.runtime.controller
-    assert len(controller.pending._planned) <= 4
+    assert len(controller.planning.pending._planned) <= 4
     for each in controller.blocks.all():
         assert len(controller.agreement.forward_order.indices(each)) <= 4 + 3 + 1
 

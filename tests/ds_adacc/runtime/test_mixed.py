@@ -19,7 +19,7 @@ class Training:
 
     def __init__(self, forward, layers=4, budget=0.75):
         section = {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 30.0}}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True)
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(zoo.GPTBlock() for _ in range(layers))
         self.forward = forward

@@ -64,7 +64,7 @@ def test_payloads_are_offloaded_as_planned(monkeypatch):
     blocks = nn.ModuleList(zoo.GPTBlock(dropout=0.0) for _ in range(4))
     x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
     section = {"memory_budget": 0.34, "codecs": {"linear": "group", "gelu": "group"}, "max_gradient_error": None}
-    runtime, transfer = Runtime(load({"adacc": section}), stepped=True), FakeTransfer()
+    runtime, transfer = Runtime(load({"adacc": section}), has_engine=True), FakeTransfer()
     runtime._binder._prefetcher = Prefetcher(transfer)
     for _ in range(8):
         h = x

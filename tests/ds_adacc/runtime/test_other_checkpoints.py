@@ -24,7 +24,7 @@ def without_hooks():
 
 @pytest.fixture
 def runtime():
-    return Runtime(load({"adacc": {"memory_budget": "1KiB", "codecs": "none"}}), stepped=True)
+    return Runtime(load({"adacc": {"memory_budget": "1KiB", "codecs": "none"}}), has_engine=True)
 
 
 @pytest.fixture

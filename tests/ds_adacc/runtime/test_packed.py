@@ -76,7 +76,7 @@ def train(steps, arguments=lambda step: (), make=Block, lengths=lengths_of, laye
     for number, block in enumerate(blocks):
         block.number = number
     config = load({"adacc": {"memory_budget": budget, "codecs": "none", "rectifier": {"enabled": False}}})
-    runtime = Runtime(config, stepped=True)
+    runtime = Runtime(config, has_engine=True)
     adacc = Adacc(runtime)
     for step in range(steps):
         texts = lengths(step, lot)
@@ -294,7 +294,7 @@ class Given(Rolled):
 
 
 def test_blocks_of_one_program_may_be_given_more_numbers_or_fewer():
-    runtime = Runtime(load({"adacc": {"memory_budget": 0.8, "codecs": "none"}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.8, "codecs": "none"}}), has_engine=True)
     adacc, blocks = Adacc(runtime), nn.ModuleList(Given() for _ in range(4))
     for step, length in enumerate((5, 5, 7, 9, 11, 13, 15, 17)):
         x = torch.randn(length, zoo.WIDTH, requires_grad=True)

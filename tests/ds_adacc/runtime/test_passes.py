@@ -36,14 +36,14 @@ def count_plans(monkeypatch):
     """Note the number of calls in each plan of a `Training`."""
 
     def count(training):
-        decide, training.planned = training.runtime.controller.decide, []
+        decide, training.planned = training.runtime.controller.planning.decide, []
 
         def noting(*args, **kwargs):
             plan = decide(*args, **kwargs)
             training.planned.append(sum(each.count for each in plan.block_types))
             return plan
 
-        monkeypatch.setattr(training.runtime.controller, "decide", noting)
+        monkeypatch.setattr(training.runtime.controller.planning, "decide", noting)
         return training
 
     return count
@@ -186,7 +186,7 @@ def test_growth_is_beyond_what_any_rank_has_planned_for(blocks, grows):
     training = Training(layers=3, memory_budget=0.5)
     train(training, 9, 9, 9)
     (name,) = training.runtime.controller.plan.policies
-    pending = PendingLiveSets(training.agreement, training.runtime.controller.new_sizes.adopter)
+    pending = PendingLiveSets(training.agreement, training.runtime.controller.planning.new_sizes)
     ran = {name: CalledBlocks({Block(str(number)) for number in range(blocks)}, alive=3)}
     pending.note(ran, is_observed=False)
     assert not pending and pending.wants_observation == grows, "its order is to be seen first"

@@ -170,7 +170,7 @@ class TwoLosses(Model):
 @pytest.mark.parametrize("kept_from", [0, 7])
 @pytest.mark.parametrize("budget", [0.35, further(0.5)])
 def test_a_backward_that_keeps_its_graph_frees_nothing(budget, kept_from):
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": budget}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": budget}}), has_engine=True)
     model = TwoLosses(Adacc(runtime), kept_from)
     for _ in range(kept_from + 4):
         model.step(runtime.checkpoint)
@@ -194,7 +194,7 @@ class Rotated(nn.Module):
 @pytest.mark.parametrize("kept_from", [0, 1, 7])
 @pytest.mark.parametrize(("codecs", "budget"), [("none", 1.0), ("none", 0.8), ("paper", 0.7)])
 def test_nor_does_one_within_a_block(codecs, budget, kept_from):
-    runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": budget}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": codecs, "memory_budget": budget}}), has_engine=True)
     model = TwoLosses(Adacc(runtime), kept_from, Rotated, layers=1)
     for _ in range(kept_from + 4):
         model.step(runtime.checkpoint)
@@ -204,12 +204,12 @@ def test_nor_does_one_within_a_block(codecs, budget, kept_from):
     least = plan.peak - ALLOWANCE if codecs == "none" else 0.99 * plan.peak
     assert least <= model.peak(runtime.checkpoint) <= plan.peak + ALLOWANCE
     assert runtime.controller.plan is plan, "it is planned for once"
-    (agreed,) = runtime.agreement.agreed_types.values()
+    (agreed,) = runtime.agreement.type_plans.values()
     assert agreed.correction == Correction(), "nothing was left to be found by measuring"
 
 
 def test_a_step_that_frees_its_graph_tells_nothing_of_those_that_keep_it():
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.95}}), has_engine=True)
     model, plans = TwoLosses(Adacc(runtime), 0, Rotated, layers=1), []
     for step in range(4):
         model.steps_until_kept = step % 2
@@ -222,7 +222,7 @@ def test_a_step_that_frees_its_graph_tells_nothing_of_those_that_keep_it():
 
 def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
     """It is planned for together with the others, in whose backward all is freed."""
-    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), has_engine=True)
     model, last = TwoLosses(Adacc(runtime), 0), nn.Sequential(nn.LayerNorm(WIDTH), nn.Tanh())
     for parameter in last.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -244,7 +244,7 @@ def test_a_part_of_the_blocks_whose_backward_keeps_its_graph_frees_nothing():
 
 @pytest.mark.usefixtures("slow_replays")
 def test_backwards_of_probes_and_looks_at_the_graph_keep_no_graph_of_training():
-    runtime = Runtime(load({"adacc": {"codecs": "paper", "memory_budget": 0.5}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"codecs": "paper", "memory_budget": 0.5}}), has_engine=True)
     adacc, model = Adacc(runtime), Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
     for _ in range(4):
         x = model.leaf * 1.0
@@ -264,7 +264,7 @@ def test_backwards_of_probes_and_looks_at_the_graph_keep_no_graph_of_training():
         runtime.controller.end_backward()
         adacc.end_step()
     assert runtime.agreement.errors_in_force()
-    runtime.controller.pending.note_kept_graph({})  # that of a pass of which no call was as predicted
+    runtime.controller.planning.pending.note_kept_graph({})  # that of a pass of which no call was as predicted
     assert all(runtime.agreement.forward_order.orders.values())
 
 

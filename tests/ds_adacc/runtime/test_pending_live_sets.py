@@ -14,7 +14,7 @@ def test_what_an_earlier_plan_is_for_is_planned_again_where_inputs_are_held_in_a
     training = TwoPrograms(enabled=False)
     training.step((16, None))
     training.step((None, 16))
-    controller, planned = training.runtime.controller, set(training.runtime.agreement.agreed_types)
+    controller, planned = training.runtime.controller, set(training.runtime.agreement.type_plans)
     assert len(controller.plan.policies) == 1 and len(planned) == 2
     controller.hold_inputs(InputPlacement(on_host=True))
     training.step((None, 16))
@@ -32,10 +32,10 @@ def test_nothing_is_planned_before_a_resumed_run_has_recorded_a_block():
     after.encoder.requires_grad_(False)
     after.runtime.checkpoint(after.encoder[0], torch.randn(2, 16, zoo.WIDTH))
     after.adacc.end_step()
-    assert controller.plan is restored and controller.pending
+    assert controller.plan is restored and controller.planning.pending
     after.encoder.requires_grad_(True)
     after.step((16, None))
-    assert controller.plan is not restored and not controller.pending
+    assert controller.plan is not restored and not controller.planning.pending
 
 
 @pytest.mark.usefixtures("equal_times")
@@ -63,8 +63,8 @@ def test_what_waits_for_a_plan_waits_no_longer_once_its_sizes_are_forgotten():
     training.step((25, 33))
     waiting = frozenset(each.variants()[0].digest for each in controller.blocks.all())
     assert waiting <= controller.agreement.origins.keys()
-    controller.pending.add([waiting], "a reason")
-    plan = controller.decide(controller.agreement.live_sets, "drift")
+    controller.planning.pending.add([waiting], "a reason")
+    plan = controller.planning.decide(controller.step, controller.agreement.live_sets, "drift")
     assert waiting.isdisjoint(controller.agreement.known_types)
     training.step((32, 32))
-    assert controller.plan is plan and not controller.pending
+    assert controller.plan is plan and not controller.planning.pending

@@ -29,7 +29,7 @@ CALLS = 3
 @pytest.fixture(autouse=True)
 def runtime():
     yield configured()
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 class Scripted(nn.Module):

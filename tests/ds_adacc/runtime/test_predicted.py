@@ -302,9 +302,11 @@ def test_a_size_that_is_new_in_a_tracking_step(make, monkeypatch):
     for time in RECORDED:
         runs.compare(time)
     controller = runs.runtime.controller
-    while controller.schedule.observe_in is not None:  # the measured seconds may have led to another plan
+    while controller.planning.schedule.observe_in is not None:  # the measured seconds may have led to another plan
         runs.compare(RECORDED[-1])
-    controller.schedule = replace(controller.schedule, track_from=controller.schedule.ended + 1)
+    controller.planning.schedule = replace(
+        controller.planning.schedule, track_from=controller.planning.schedule.ended + 1
+    )
     controller.step = controller._next_step()
     assert controller.step.is_tracking
     for time in (72, 100, 72):

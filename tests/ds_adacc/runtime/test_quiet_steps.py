@@ -48,7 +48,7 @@ class Training:
     def __init__(self):
         section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"max_interval": 64}}
         self.ranks = TwoRanks()
-        self.runtime = Runtime(load({"adacc": section}), self.ranks, stepped=True)
+        self.runtime = Runtime(load({"adacc": section}), self.ranks, has_engine=True)
         self.block = zoo.Tiny()
 
     def step(self, *others):
@@ -65,7 +65,7 @@ class Training:
     def until_quiet(self):
         """Until several quiet steps lie ahead."""
         controller = self.runtime.controller
-        while controller.schedule.interval < 8 or controller.step.purpose is not Purpose.RUN:
+        while controller.planning.schedule.interval < 8 or controller.step.purpose is not Purpose.RUN:
             self.step()
 
 
@@ -84,21 +84,21 @@ def test_what_is_new_on_this_rank_is_planned_for_a_step_later(training):
     controller = training.runtime.controller
     plan = controller.plan
     training.step(nn.Sequential(nn.Linear(4, 6), nn.GELU()))
-    assert controller.pending and controller.plan is plan
+    assert controller.planning.pending and controller.plan is plan
     training.step()
-    assert not controller.pending and controller.plan is not plan
+    assert not controller.planning.pending and controller.plan is not plan
     assert controller.step.purpose is Purpose.MEASURE
 
 
 def test_what_is_new_on_another_rank_is_planned_for_too(training):
     training.until_quiet()
     controller, decided = training.runtime.controller, []
-    controller.plan_pending = lambda: decided.append(controller.schedule.ended)
+    controller.planning.plan_pending = lambda _: decided.append(controller.planning.schedule.ended)
     training.ranks.says_yes = True
     training.step()
     assert decided == []
     training.step()
-    assert decided == [controller.schedule.ended]
+    assert decided == [controller.planning.schedule.ended]
 
 
 def test_one_rank_alone_never_votes():
@@ -107,4 +107,4 @@ def test_one_rank_alone_never_votes():
     training.until_quiet()
     assert training.step() == (Purpose.RUN, [])
     training.step(nn.Sequential(nn.Linear(4, 6), nn.GELU()))
-    assert not training.runtime.controller.pending, "planned for at once"
+    assert not training.runtime.controller.planning.pending, "planned for at once"

@@ -70,7 +70,7 @@ def test_a_program_that_is_not_known_is_not_covered():
 
 
 def test_a_block_that_runs_a_program_in_ever_new_ways_does_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(seen_programs, "_MOST_WAYS", 3)
+    monkeypatch.setattr(seen_programs, "_MOST_CONTEXTS", 3)
     seen, block, program = SeenLengths(), Block("block"), SymbolicType(SimpleNamespace(examples=1), None)
     for way in "abcd":
         seen.add(program, block, way, (4,))

@@ -17,7 +17,7 @@ class Run:
 
     def __init__(self, journal=None):
         section = {"memory_budget": "1GiB", "codecs": "none", "rectifier": {"enabled": False}}
-        self.runtime = Runtime(load({"adacc": section}), stepped=True, journal=Journal(journal))
+        self.runtime = Runtime(load({"adacc": section}), has_engine=True, journal=Journal(journal))
         self.block, self.journal = zoo.Tiny(), journal
 
     def step(self):
@@ -53,7 +53,7 @@ def test_a_plan_that_is_new_before_a_block_has_run_is_told_once(saved, tmp_path,
     run = Run(tmp_path / "journal.jsonl")
     run.runtime.restore(saved)
     controller, made = run.runtime.controller, replace(saved.plan, reason="new shapes recorded")
-    monkeypatch.setattr(controller._coordinator, "decide", lambda *_: made)
+    monkeypatch.setattr(controller.planning._coordinator, "decide", lambda *_: made)
     with monkeypatch.context() as patch:
         patch.setattr(controller._ballot, "ask", lambda *_: True)
         controller.end_step()

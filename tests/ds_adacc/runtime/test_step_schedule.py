@@ -59,7 +59,7 @@ def test_a_resumed_run_keeps_to_a_shorter_interval():
 
 
 def runtime():
-    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), stepped=True)
+    return Runtime(load({"adacc": {"memory_budget": "1GiB", "codecs": "none"}}), has_engine=True)
 
 
 def forward(runs, blocks, length):
@@ -113,6 +113,6 @@ def test_a_rank_that_calls_no_block_knows_that_a_plan_has_run():
     training = Training(rectifier={"enabled": False})
     training.compare(9)
     controller = training.runtime.controller
-    assert controller.plan is not None and not controller.has_run_a_plan
+    assert controller.plan is not None and not controller.planning.has_run_a_plan
     training.adacc.end_step()
-    assert controller.observation is None and controller.has_run_a_plan
+    assert controller.observation is None and controller.planning.has_run_a_plan

@@ -32,7 +32,7 @@ def plain(block, x):
     return block(x)
 
 
-def train(call, around, stepped=None, make=zoo.GPTBlock):
+def train(call, around, runtime=None, make=zoo.GPTBlock):
     """The gradients of some steps of two blocks; `call` runs one of them, `around` runs both."""
     torch.manual_seed(0)
     blocks, seen = nn.ModuleList([make(), make()]), []
@@ -47,8 +47,8 @@ def train(call, around, stepped=None, make=zoo.GPTBlock):
 
         blocks.zero_grad()
         zoo.loss_of(around(both, x)).backward()
-        if stepped is not None:
-            stepped.controller.end_step()
+        if runtime is not None:
+            runtime.controller.end_step()
         seen.append([x.grad, *(p.grad.clone() for p in blocks.parameters())])
     return seen
 
@@ -78,11 +78,11 @@ class Seen:
 
 
 @pytest.mark.parametrize("section", [SECTION, LOSSY], ids=["none", "auto"])
-@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "stepped"])
-def test_hooks_around_a_block_see_what_they_see_without_us(section, with_engine):
-    work = Runtime(load({"adacc": section}), stepped=with_engine)
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
+def test_hooks_around_a_block_see_what_they_see_without_us(section, has_engine):
+    work = Runtime(load({"adacc": section}), has_engine=has_engine)
     alone, ours = Seen(), Seen()
-    assert_same(train(plain, alone.around), train(work.checkpoint, ours.around, stepped=work if with_engine else None))
+    assert_same(train(plain, alone.around), train(work.checkpoint, ours.around, runtime=work if has_engine else None))
     assert len(alone.packed) == len(ours.packed) and len(alone.unpacked) == len(ours.unpacked)
     for a, b in zip(alone.packed, ours.packed, strict=True):
         assert a[:-1] == b[:-1] and torch.equal(a[-1], b[-1])
@@ -107,14 +107,14 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("with_engine", [False, True], ids=["alone", "stepped"])
+@pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("name", AROUND)
-def test_gradients_within_other_checkpointing(name, with_engine):
-    work = Runtime(load({"adacc": SECTION}), stepped=with_engine)
+def test_gradients_within_other_checkpointing(name, has_engine):
+    work = Runtime(load({"adacc": SECTION}), has_engine=has_engine)
     around = AROUND[name]
     if "reentrant" in name:  # before anything is recorded it would be refused
-        train(work.checkpoint, lambda both, x: both(x), stepped=work if with_engine else None)
-    assert_same(train(plain, around), train(work.checkpoint, around, stepped=work if with_engine else None))
+        train(work.checkpoint, lambda both, x: both(x), runtime=work if has_engine else None)
+    assert_same(train(plain, around), train(work.checkpoint, around, runtime=work if has_engine else None))
 
 
 def gradient(run, block, x):
@@ -183,7 +183,7 @@ def test_transforms_run_plain_with_one_warning(transform, caplog):
 
 def test_a_lazy_module_is_recorded_once_it_has_its_parameters(caplog):
     torch.manual_seed(0)
-    work, block = Runtime(load({"adacc": SECTION}), stepped=True), nn.Sequential(nn.LazyLinear(8), nn.GELU())
+    work, block = Runtime(load({"adacc": SECTION}), has_engine=True), nn.Sequential(nn.LazyLinear(8), nn.GELU())
     x = torch.randn(2, 5, requires_grad=True)
     with caplog.at_level(logging.WARNING, logger="ds_adacc"):
         zoo.loss_of(work.checkpoint(block, x)).backward()
@@ -206,7 +206,7 @@ def mesh():
 def test_a_block_whose_parameters_are_sharded_by_torch_runs_under_plain_autograd(mesh, caplog):
     """With several ranks, `fully_shard` frees them at the end of the forward, before its values are looked at."""
     torch.manual_seed(0)
-    work, block = Runtime(load({"adacc": SECTION}), stepped=True), zoo.GPTBlock()
+    work, block = Runtime(load({"adacc": SECTION}), has_engine=True), zoo.GPTBlock()
     fully_shard(block, mesh=mesh)
     x = torch.randn(2, 5, zoo.WIDTH, requires_grad=True)
     seen = []
@@ -367,7 +367,7 @@ def test_a_block_beside_one_of_another_thread_is_an_error_where_ranks_share_inpu
 
 
 def test_a_model_whose_blocks_all_run_plain_is_not_told_that_none_has_run(caplog):
-    runtime, block = Runtime(load({"adacc": {}}), stepped=True), zoo.GPTBlock()
+    runtime, block = Runtime(load({"adacc": {}}), has_engine=True), zoo.GPTBlock()
     wrap_blocks({"block": block}, runtime)
     adacc = Adacc(runtime, {"block": block})
     for _ in range(2):

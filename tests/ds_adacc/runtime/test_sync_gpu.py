@@ -26,7 +26,7 @@ def test_a_steady_step_has_no_synchronisation(section, budget):
     torch.manual_seed(0)
     blocks = torch.nn.ModuleList(zoo.GPTBlock(512, 8) for _ in range(4)).cuda()
     x = torch.randn(8, 256, 512, device="cuda", requires_grad=True)
-    runtime = Runtime(load({"adacc": {"memory_budget": budget, **SECTIONS[section]}}), stepped=True)
+    runtime = Runtime(load({"adacc": {"memory_budget": budget, **SECTIONS[section]}}), has_engine=True)
     controller = runtime.controller
 
     def step():

@@ -44,14 +44,14 @@ def sharpened(block, scale, bias):
 class Training:
     """Blocks in a row, with and without ds_adacc on the same data; no optimizer."""
 
-    def __init__(self, make=None, budget=0.4, stepped=True, layers=LAYERS, **section):
+    def __init__(self, make=None, budget=0.4, has_engine=True, layers=LAYERS, **section):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList((make or (lambda: zoo.GPTBlock(WIDTH, HEADS, 0.0)))() for _ in range(layers))
         # "paper" offers few codecs, so the solver is quick.
         section = {"memory_budget": budget, "codecs": "paper", "solver": {"max_seconds": 1.5}, **section}
         config = load({"adacc": section})
-        self.stepped = stepped
-        self.runtime = Runtime(config, stepped=stepped)
+        self.has_engine = has_engine
+        self.runtime = Runtime(config, has_engine=has_engine)
         self.adacc = Adacc(self.runtime)
         self.x, self.weight = torch.randn(2, 4, TIME, WIDTH).unbind()
         self.purposes = []
@@ -72,7 +72,7 @@ class Training:
         exact = self.gradients(lambda block, x: block(x))
         self.purposes.append(self.runtime.controller.step.purpose)
         found = self.gradients(self.runtime.checkpoint)
-        if self.stepped:
+        if self.has_engine:
             self.adacc.end_step()
         return float((found - exact).norm() / exact.norm())
 
@@ -86,7 +86,7 @@ class Training:
     @property
     def is_lossy(self):
         (known,) = self.runtime.agreement.known_types.values()
-        profile = known.agreed.spec.profile
+        profile = known.plan.spec.profile
         return any(policy.lossy_values(profile) for policy in self.policies)
 
 
@@ -255,11 +255,11 @@ def test_a_block_that_was_not_called_in_the_step_of_trials_is_tried_again():
     assert controller.step.purpose is Purpose.TRY
     every, training.blocks = training.blocks, training.blocks[:2]  # LayerDrop: the last block is not called
     training.step()
-    assert controller.schedule.try_from is not None
+    assert controller.planning.schedule.try_from is not None
     training.blocks = every
     training.run(4)
-    assert controller.schedule.try_from is None
-    assert not controller.trials.unfinished(controller.blocks)
+    assert controller.planning.schedule.try_from is None
+    assert not controller.planning.trials.unfinished(controller.blocks)
 
 
 def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
@@ -268,13 +268,13 @@ def test_a_trial_is_judged_by_the_profile_that_its_policy_was_made_for():
     training.step()
     ((name, known),), agreement = training.runtime.agreement.known_types.items(), training.runtime.agreement
     assert training.runtime.controller.step.purpose is Purpose.TRY
-    planned, profile = known.agreed, replace(known.profile, codecs=((),) * len(known.profile.codecs))
+    planned, profile = known.plan, replace(known.profile, codecs=((),) * len(known.profile.codecs))
     policies = (planner.recompute_policy(profile),) * len(planned.policies)
-    agreement.agreed_types[name] = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
+    agreement.type_plans[name] = replace(planned, spec=replace(planned.spec, profile=profile), policies=policies)
     agreement.approvals.max_error = 1e-6
     training.gradients(training.runtime.checkpoint)
-    agreement.agreed_types[name] = planned
-    results = training.runtime.controller.trials.results(training.runtime.controller.step)
+    agreement.type_plans[name] = planned
+    results = training.runtime.controller.planning.trials.results(training.runtime.controller.step)
     assert [found.error > 1e-6 for _, _, found in results] == [True] * LAYERS
 
 
@@ -286,15 +286,14 @@ def test_where_ranks_have_two_blocks_for_one_index_the_one_with_the_larger_error
         (key, "layers.5 (Block)", PolicyError(policy, 0.2)),
     )
     written = []
-    controller = SimpleNamespace(
+    planning = SimpleNamespace(
         ranks=SimpleNamespace(gather=lambda own: [own, [others]]),
         trials=SimpleNamespace(results=lambda step: [mine]),
         agreement=SimpleNamespace(approvals=Approvals(BOUND)),
         journal=SimpleNamespace(write=lambda event, **fields: written.append(fields)),
         schedule=SimpleNamespace(ended=7),
-        step=None,
     )
-    measured, names = _measured(controller)
+    measured, names = _measured(planning, None)
     assert names == {key: "layers.1 (Block)"}
     assert written == [{"step": 7, "bound": BOUND, "errors": [["layers.1 (Block)", 0.9]]}]
     assert measured == [(key, mine[2])]
@@ -664,10 +663,10 @@ def test_a_batch_with_inf_in_a_tracking_step_forbids_no_codec_for_good():
         assert all(count < len(order) for order, count in variant.outliers.values())
 
 
-@pytest.mark.parametrize(("stepped", "weight"), [(True, torch.inf), (False, torch.inf), (True, 0.0)])
-def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(stepped, weight, caplog):
+@pytest.mark.parametrize(("has_engine", "weight"), [(True, torch.inf), (False, torch.inf), (True, 0.0)])
+def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(has_engine, weight, caplog):
     """Nothing else would bring the plan into force: there is no rectifier."""
-    training = Training(**LOSSY, rectifier={"enabled": False}, stepped=stepped)
+    training = Training(**LOSSY, rectifier={"enabled": False}, has_engine=has_engine)
     finite = training.weight
     training.step()
     training.weight = torch.full_like(finite, weight)
@@ -676,7 +675,7 @@ def test_trials_are_repeated_until_gradients_are_finite_and_not_zero(stepped, we
     assert training.run(11)[-1] > 0
     tried = [number for number, purpose in enumerate(training.purposes, start=1) if purpose is Purpose.TRY]
     # without an engine a step ends when the next one begins, after its purpose is noted here
-    assert tried == ([2, 3, 5, 9] if stepped else [3, 4, 6, 10])
+    assert tried == ([2, 3, 5, 9] if has_engine else [3, 4, 6, 10])
     assert len(training.runtime.agreement.errors_in_force()) == LAYERS
     assert caplog.text.count("of 3 blocks could not be measured (the first: GPTBlock)") == 2
     assert "measured again in step 9" in caplog.text
@@ -697,7 +696,7 @@ def test_blocks_on_trial_correct_no_memory_model(called):
     training.blocks, training.weight = blocks, finite
     training.run(4)
     (known,) = training.runtime.agreement.known_types.values()
-    assert known.agreed.correction.backward == 0
+    assert known.plan.correction.backward == 0
     seen = training.runtime.controller.observation
     assert seen.held.observed == seen.held.planned
 

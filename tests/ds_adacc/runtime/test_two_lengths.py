@@ -7,11 +7,11 @@ import pytest
 import torch
 import zoo
 from any_size import Training
+from held import planned_peak
 from torch import nn
 from two_programs import TwoPrograms, unpriced
 
 from ds_adacc.plan import coordinator
-from ds_adacc.plan.peak_estimate import estimated_peak
 
 pytestmark = pytest.mark.usefixtures("equal_times")
 
@@ -30,7 +30,7 @@ def planned(monkeypatch):
 
 
 def planned_types(controller):
-    return controller.agreement.agreed_types.keys() - controller.agreement.origins.keys()
+    return controller.agreement.type_plans.keys() - controller.agreement.origins.keys()
 
 
 def test_a_step_of_many_pairs_plans_for_the_largest_and_the_others_adopt(planned):
@@ -83,8 +83,8 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
     for pair in ((8, 40), (16, 40), (24, 40), (12, 40)):
         training.step(pair)
         training.step(pair)  # if the pair had to wait for a plan, it has one now
-        ran = [agreement.agreed_types[each.variants()[0].digest] for each in controller.blocks.all()]
-        assert estimated_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
+        ran = [agreement.type_plans[each.variants()[0].digest] for each in controller.blocks.all()]
+        assert planned_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
 
 
 def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
@@ -94,7 +94,7 @@ def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
     controller = training.runtime.controller
     training.step((40, 40))
     largest = frozenset(each.variants()[0].digest for each in controller.blocks.all())
-    controller.decide([largest], "drift")
+    controller.planning.decide(controller.step, [largest], "drift")
     for pair in ((20, 30), (30, 20), (12, 14)):
         training.step(pair)
         ran = {each.variants()[0].digest for each in controller.blocks.all()}
@@ -120,10 +120,12 @@ def test_what_the_ranks_have_planned_for_is_not_replaced_on_one_of_them():
     controller = training.runtime.controller
     for pair in ((24, 24), (36, 36)):
         training.step(pair)
-        controller.decide([frozenset(each.variants()[0].digest for each in controller.blocks.all())], "drift")
+        controller.planning.decide(
+            controller.step, [frozenset(each.variants()[0].digest for each in controller.blocks.all())], "drift"
+        )
     before = planned_types(controller)
     for names in itertools.combinations(before, 2):
-        controller.new_sizes.adopter.adopt_for_pass(controller.agreement.alive(names))
+        controller.planning.new_sizes.adopter.adopt_for_pass(controller.agreement.alive(names))
     assert len(before) >= 4 and planned_types(controller) == before
 
 

@@ -121,7 +121,7 @@ def test_every_step_is_exact_and_few_sizes_are_recorded(make, most):
     model, batch = make(lot)
     model.train()
     plain = copy.deepcopy(model)
-    runtime = Runtime(load({"adacc": SECTION}), stepped=True)
+    runtime = Runtime(load({"adacc": SECTION}), has_engine=True)
     blocks = find_blocks(model, "auto")
     wrap_blocks(blocks, runtime)
     adacc = Adacc(runtime, blocks)

@@ -24,9 +24,9 @@ LOG = logging.getLogger("test")
 
 @pytest.fixture(autouse=True)
 def afresh():
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     yield
-    checkpointing.use(None)
+    checkpointing.registry.reset()
 
 
 def assert_exact_as_a_whole(kind=Experts, **options):
@@ -65,7 +65,7 @@ def test_a_resumed_run_goes_on_with_the_plan_and_what_was_measured():
     train(layers(), checkpoint)
     runtime.controller.state_is_saved()
     state = runtime.state()
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     resumed = configured()
     resumed.restore(state)
     assert same(train(layers(), checkpoint), train(layers(), plainly))
@@ -437,7 +437,7 @@ def test_what_the_block_leaves_in_a_list_keeps_nothing_of_its_second_forward(unc
     blocks = layers(LeavingElsewhere)
     train(blocks, checkpoint)
     references = [weakref.ref(block) for block in blocks]
-    checkpointing.use(None)
+    checkpointing.registry.reset()
     with pytest.raises(RuntimeError, match="a backward has come to the second forward of a block"):
         left.last.backward()
     del blocks

@@ -28,7 +28,7 @@ def model():
 
 
 def wrapped(model):
-    runtime = Runtime(load({"adacc": {}}), stepped=True)
+    runtime = Runtime(load({"adacc": {}}), has_engine=True)
     wrap_blocks(find_blocks(model, "auto"), runtime)
     return runtime
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ds_adacc import planner
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.correction import Correction
 from ds_adacc.sizes.policy_search import PolicySearch
 
@@ -28,7 +28,7 @@ def profile():
 def found(profile, limit):
     """The stores of each block, for blocks that retain everything at the other size; None if nothing fits."""
     spec = planner.BlockType("block", profile, BLOCKS)
-    relative = AgreedType(spec, (planner.retain_policy(profile),) * BLOCKS, {}, Correction())
+    relative = TypePlan(spec, (planner.retain_policy(profile),) * BLOCKS, {}, Correction())
     policies = PolicySearch(relative, profile, {"block": relative}, [], {}, lambda index, policy: True).policies(limit)
     return policies and [policy.stores for policy in policies]
 
@@ -59,7 +59,7 @@ INT4, LINK = planner.CodecCost("int4", 100, 0.0, 0.0, 0.1, 0), planner.CodecCost
 @pytest.mark.parametrize(("store", "here"), [("int4", "int4"), ("offload int4", "int4"), ("offload", "retain")])
 def test_what_is_too_small_to_be_moved_to_the_host_stays_on_the_device(store, here):
     spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
-    relative = AgreedType(spec, (planner.Policy((store,)),) * BLOCKS, {}, Correction())
+    relative = TypePlan(spec, (planner.Policy((store,)),) * BLOCKS, {}, Correction())
     small = moving(40, replace(INT4, nbytes=10))
     search = PolicySearch(relative, small, {"block": relative}, [], {}, lambda index, policy: True)
     assert [policy.stores for policy in search.inherited()] == [(here,)] * BLOCKS
@@ -69,7 +69,7 @@ def test_what_is_too_small_to_be_moved_to_the_host_stays_on_the_device(store, he
 def test_of_policies_that_hold_nothing_the_one_that_moves_less_is_the_leanest(order):
     spec = planner.BlockType("block", moving(400, INT4, LINK), BLOCKS)
     policies = planner.Policy(("offload",)), planner.Policy(("offload int4",))
-    relative = AgreedType(spec, tuple(policies[number] for number in order), {}, Correction())
+    relative = TypePlan(spec, tuple(policies[number] for number in order), {}, Correction())
     search = PolicySearch(relative, spec.profile, {"block": relative}, [], {}, lambda index, policy: True)
     least = search.peak((policies[1],) * BLOCKS)
     assert search.peak(relative.policies) > least

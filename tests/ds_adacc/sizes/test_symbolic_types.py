@@ -37,7 +37,7 @@ def test_of_too_many_programs_the_least_recently_used_one_is_forgotten_with_all_
 
 def test_a_program_that_was_forgotten_is_learned_again():
     training = Training(rectifier={"enabled": False})
-    types = training.runtime.controller.new_sizes.symbolic_types
+    types = training.runtime.controller.planning.new_sizes.symbolic_types
     for _ in range(2):
         for time in (20, 12, 16):
             training.compare(time)

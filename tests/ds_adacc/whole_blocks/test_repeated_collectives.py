@@ -10,7 +10,7 @@ from recorded import captured
 from ds_adacc import planner
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Variant
-from ds_adacc.plan.block_type import AgreedType
+from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.repeated_collectives import Repeatable, RepeatableByAll
 from ds_adacc.program.signature import Signature
@@ -42,7 +42,7 @@ def agreed(recorded, *recomputes):
     profile = whole_profile(whole, WholeCosts.of(recording))
     makers = [planner.recompute_policy if each else planner.retain_policy for each in recomputes]
     spec = planner.BlockType(whole.digest, profile, len(makers))
-    return AgreedType(spec, tuple(make(profile) for make in makers), {}, Correction())
+    return TypePlan(spec, tuple(make(profile) for make in makers), {}, Correction())
 
 
 def test_a_rank_tells_of_blocks_whose_calls_would_all_run_again(recorded):
