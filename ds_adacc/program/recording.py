@@ -306,7 +306,8 @@ class Recording:
 
 def _portable(op: RecordedOp) -> tuple[Any, ...]:
     draw = None if op.draw is None else (op.draw.position, op.draw.before.index, op.draw.after.index)
-    return (op.name, op.args, op.kwargs, op.outputs, op.refusal is None, draw, op.detached, *(["cached"] if op.cached else []))
+    flags = op.detached, *(["cached"] if op.cached else [])
+    return (op.name, op.args, op.kwargs, op.outputs, op.refusal is None, draw, *flags)
 
 
 def _structure(value: RecordedValue) -> tuple[Any, ...]:

@@ -116,7 +116,8 @@ class Follower(Recorder):
         if self.failure is not None:
             self._diverge()
         self._is_closed = True
-        del self.saved, self.draft, self._casts, self._cast_by, self._closure, self._parameters, self._pack, self._diverge
+        del self.saved, self.draft, self._casts, self._cast_by, self._closure
+        del self._parameters, self._pack, self._diverge
         return self.failure is None
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
