@@ -41,7 +41,7 @@ from ds_adacc.planner.error_estimate import gradient_error, stale_ops
 from ds_adacc.planner.frontier import Point, frontier
 from ds_adacc.planner.graph import BlockGraph, Event, Value
 from ds_adacc.planner.greedy import greedy, greedy_policies
-from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
+from ds_adacc.planner.peak import Policies, Simulations, added_seconds, cached_bytes, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import (
@@ -99,6 +99,7 @@ __all__ = [
     "Strictness",
     "Value",
     "added_seconds",
+    "cached_bytes",
     "chosen_codecs",
     "combined_offers",
     "compress_policy",

@@ -68,6 +68,12 @@ def held_bytes(problem: Problem, policies: Policies) -> tuple[int, ...]:
     )
 
 
+def cached_bytes(problem: Problem, policies: Policies) -> int:
+    """Bytes that caches hold beside that until the forward of the model has ended, once for all calls of a block."""
+    pairs = zip(problem.block_types, policies, strict=True)
+    return sum(policy.cached_bytes(block_type.profile) for block_type, chosen in pairs for policy in chosen)
+
+
 def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[tuple[int, int]]:
     """(number of the block in forward order, bytes alive) at each event of backward, after an entry for its start."""
     calls = _calls(problem, runs)

@@ -46,6 +46,11 @@ class Policy:
         stores = enumerate(self.stores)
         return tuple(v for v, store in stores if is_codec(store) and not profile.codec(v, store).lossless)
 
+    def cached_bytes(self, profile: Profile) -> int:
+        """Bytes of one call that are alive beside those held until the forward of the model ends (`Value.cached`)."""
+        pairs = zip(profile.graph.values, self.stores, strict=True)
+        return sum(value.nbytes for value, store in pairs if value.cached and store != RETAIN)
+
     def held_bytes(self, profile: Profile) -> int:
         """Bytes one call holds between its forward and its backward (a term of equation 8)."""
         return sum(self.stored_bytes(profile, value) for value in range(len(self.stores)))

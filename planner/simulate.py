@@ -197,11 +197,6 @@ def _bytes_of(profile: Profile, policy: Policy, value: int) -> int:
     return profile.codec(value, store).payload_bytes if is_offloaded(store) else policy.stored_bytes(profile, value)
 
 
-def _cached_bytes(profile: Profile, policy: Policy) -> int:
-    pairs = zip(profile.graph.values, policy.stores, strict=True)
-    return sum(value.nbytes for value, store in pairs if value.cached and store != RETAIN)
-
-
 def chosen_codecs(profile: Profile, policy: Policy) -> dict[int, CodecCost]:
     """By value, the cost of the codec chosen for it, and of its transfers if it is offloaded."""
     stores = enumerate(policy.stores)
@@ -221,5 +216,5 @@ def simulate(profile: Profile, policy: Policy) -> Simulation:
         backward.seconds(),
         fetched,
         profile.graph.carried_bytes,
-        _cached_bytes(profile, policy),
+        policy.cached_bytes(profile),
     )

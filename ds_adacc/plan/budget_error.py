@@ -51,7 +51,8 @@ def explained(
     ]
     solutions = [planner.leanest(problem) for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
-    in_one_block = solution.peak - sum(solution.held)
+    cached = planner.cached_bytes(problem, solution.policies)
+    in_one_block = solution.peak - sum(solution.held) - cached
     if all(_runs_little(block_type, recordings) for block_type in problem.block_types):
         lines.append(
             f"No block runs more than {_FEW_OPERATORS} operators, so hardly anything can be recomputed within one: "
@@ -61,6 +62,11 @@ def explained(
         lines.append(
             f"About {planner.human_bytes(in_one_block)} are taken only while the backward of a single block runs; "
             "smaller blocks (adacc.blocks) take less."
+        )
+    if cached:
+        lines.append(
+            f"About {planner.human_bytes(cached)} of it are casts of weights that torch.autocast keeps until its "
+            "context ends. With cache_enabled=False it keeps none."
         )
     largest = _held_up_by(problem, solution, recordings)
     if largest:

@@ -87,6 +87,11 @@ class Group(Component):
         return max(sum(each[name] for name in names) for names in self.live_sets)
 
     @property
+    def cached(self) -> int:
+        """Bytes that caches hold besides in forward (`planner.cached_bytes`), of the largest live set."""
+        return max(planner.cached_bytes(*each) for each in self.by_live_set(self.solution.policies))
+
+    @property
     def added_seconds(self) -> float:
         """What the policies add to one forward and backward of the slowest live set."""
         return self.seconds_of(self.solution.policies)
@@ -130,6 +135,11 @@ class Plan:
     def held(self) -> int:
         """Bytes held between forward and backward by the live set that holds the most."""
         return max(group.held for group in self.groups)
+
+    @property
+    def cached(self) -> int:
+        """Bytes that caches hold besides in forward, by the live set of which they hold the most."""
+        return max(group.cached for group in self.groups)
 
     @property
     def added_seconds(self) -> float:

@@ -204,6 +204,9 @@ def _summary(plan: Plan, budget: Budget, observation: Observation) -> list[str]:
         lines = [held, f"    the observed step had other sizes or calls: planned for it {planned}, observed {observed}"]
     else:
         lines = [f"{held}, observed {human_bytes(observation.held.observed)}"]
+    if plan.cached:
+        casts = f"until forward ends, autocast keeps {human_bytes(plan.cached)} of casts of weights besides"
+        lines.append(f"    {casts}; torch.autocast(..., cache_enabled=False) keeps none")
     lines += [
         f"  peak: {_peaks(plan, observation)}; budget {_shown(plan.budget)}",
         f"  peak without checkpointing: {human_bytes(plan.without)}; the plan takes {fraction:.2f} of it",

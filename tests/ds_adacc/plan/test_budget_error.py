@@ -7,6 +7,7 @@ import sys
 import weakref
 
 import pytest
+import torch
 import zoo
 from stack import WIDTH, Model
 from torch import nn
@@ -64,6 +65,17 @@ def test_it_tells_if_the_backward_of_one_block_takes_most_of_it():
 
     assert re.search(r"About [\d.]+ .iB are taken only while the backward of a single block runs", text(2))
     assert "single block" not in text(30)
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_it_tells_what_autocast_keeps(cache_enabled):
+    """Two blocks of 12 * 64 * 64 weights, and 9 * 64 numbers in biases."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled):
+        adacc = refused("1KiB", layers=2)
+    with pytest.raises(planner.InfeasibleBudget) as caught:
+        adacc.end_step()
+    casts = "About 194.25 KiB of it are casts of weights that torch.autocast keeps until its context ends."
+    assert (casts in str(caught.value)) == cache_enabled
 
 
 def test_blocks_of_single_operators_are_told_to_be_larger():

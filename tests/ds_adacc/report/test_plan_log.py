@@ -11,6 +11,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.observe.calibration import Observation, Pair
 from ds_adacc.plan.ranks import Ranks
+from ds_adacc.planner import human_bytes
 from ds_adacc.report.journal import Journal, read
 from ds_adacc.report.plan_log import PlanLog
 from ds_adacc.report.plan_text import decision_table, decisions_here, merge_decisions
@@ -249,6 +250,16 @@ def test_where_copies_to_the_host_take_no_time_the_table_does_not_say_that_all_i
     offloading = replace(group, solution=replace(group.solution, peak=group.solution.peak - 1024))
     assert plan.added_seconds == 0
     assert "all is retained" not in table_of(replace(plan, groups=(offloading,)), training)
+
+
+@pytest.mark.parametrize("cache_enabled", [True, False])
+def test_what_autocast_keeps_is_told(cache_enabled):
+    """Casts that are recomputed stay until forward ends, and are no part of what is held."""
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache_enabled):
+        training = steps(9, 9, memory_budget=0.8)
+    plan = training.runtime.controller.plan
+    line = f"    until forward ends, autocast keeps {human_bytes(plan.cached)} of casts of weights besides; "
+    assert (plan.cached > 0) == (line in table_of(plan, training)) == cache_enabled
 
 
 def test_a_budget_that_has_grown_since_the_plan_is_told_of():
