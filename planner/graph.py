@@ -23,8 +23,8 @@ class Value:
     op that makes it, None for a block input or for a value that cannot be rebuilt. `storable` says that the executor
     can hold it, because autograd saves it or because it is a block input. `on_request`: it takes memory only if it is
     stored. `alive_until`: the op of forward until which it is alive whatever is stored, also after its last reader; -1
-    if none keeps it so. `cached`: a cache outside of the block holds it until the forward of the whole model has ended,
-    whatever is stored, as autocast's holds its casts of weights.
+    if that is not known. `cached`: a cache outside of the block holds it until the forward of the whole model has
+    ended, whatever is stored, as autocast's holds its casts of weights.
     """
 
     name: str
@@ -190,13 +190,18 @@ class BlockGraph:
 
         A value on request is alive at none: its last op is -1.
         """
-        last = [len(self.ops) - 1] * len(self.values)
-        for index, op in enumerate(self.ops):
-            for value in op.inputs:
-                if self.values[value].producer is not None and not self.values[value].cached:
-                    last[value] = max(index, self.values[value].alive_until)
-        last = [-1 if value.on_request else end for value, end in zip(self.values, last, strict=True)]
-        return tuple((value.producer or 0, end) for value, end in zip(self.values, last, strict=True))
+        end = len(self.ops) - 1
+        readers = {value: index for index, op in enumerate(self.ops) for value in op.inputs}
+        return tuple(
+            (value.producer or 0, self._last_alive(value, readers.get(index, -1), end))
+            for index, value in enumerate(self.values)
+        )
+
+    def _last_alive(self, value: Value, reader: int, end: int) -> int:
+        if value.on_request:
+            return -1
+        until = max(reader, value.alive_until)
+        return end if value.producer is None or value.cached or until < 0 else until
 
     @functools.cached_property
     def read_together(self) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -1,9 +1,9 @@
 """Runs a policy on the graph, step by step, and counts the bytes alive: what every planner is judged by.
 
-In forward, an op makes its outputs. A value is alive until its last reader has run; an input, or a value that nothing
-reads, is alive to the end. From then on only what the policy stores of it is alive. A payload is made together with its
-value. What is offloaded, a value or its payload, is alive to the end, and beside the forward of the next call: it is
-being copied.
+In forward, an op makes its outputs. A value is alive until its last reader has run, and as long as the program keeps it
+(`Value.alive_until`); an input, or a value of which neither is known, is alive to the end. From then on only what the
+policy stores of it is alive. A payload is made together with its value. What is offloaded, a value or its payload, is
+alive to the end, and beside the forward of the next call: it is being copied.
 
 What a cache outside of the block holds (`Value.cached`) stays beside the forwards of the calls that follow, too, and is
 gone when backward begins.

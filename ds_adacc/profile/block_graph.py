@@ -50,7 +50,7 @@ def whole_graph(recording: Recording, saved_bytes: int) -> planner.BlockGraph:
 def _values(recording: Recording) -> tuple[planner.Value, ...]:
     # Written to before anyone reads it, a value counts with the one that takes its place.
     absorbed = {index for op in recording.ops for index in op.written}
-    alive_until = _discards(recording)
+    discarded = _discards(recording)
     cached = {index for op in recording.ops if op.cached for index in op.outputs}
     return tuple(
         planner.Value(
@@ -60,7 +60,7 @@ def _values(recording: Recording) -> tuple[planner.Value, ...]:
             producer=value.producer,
             storable=value.index in recording.storable,
             on_request=value.origin == "generator",
-            alive_until=alive_until.get(value.index, -1),
+            alive_until=max(value.alive_until, discarded.get(value.index, -1)),
             cached=value.index in cached,
         )
         for value in recording.values

@@ -39,6 +39,8 @@ class RecordedValue:
     `nn.Parameter` or a view of one.
     `label` is what the user would call it (labels.py); `name` is made of ATen's operators.
     `pinned`: the program, or another call, holds it until backward, whatever the plan.
+    `alive_until`: the last operator to run while the program keeps it in forward, whatever the plan; -1 if that was not
+    seen.
     """
 
     index: int
@@ -59,6 +61,7 @@ class RecordedValue:
     is_parameter: bool = False
     label: str = ""
     pinned: bool = False
+    alive_until: int = -1
 
     @property
     def nbytes(self) -> int:

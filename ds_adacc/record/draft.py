@@ -23,6 +23,7 @@ from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.labels import Labels
 from ds_adacc.record.late_refusals import ChangedState, extra_refusals
+from ds_adacc.record.lifetimes import Lifetimes
 from ds_adacc.record.taint import Taint
 
 _WROTE_UNSEEN = (
@@ -35,7 +36,7 @@ _OVERWRITTEN = "what it makes is overwritten in place"
 class Draft:
     """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
 
-    `known` has the values, `draws` the random generators' states, `nodes` what autograd has made.
+    `known` has the values, `draws` the random generators' states, `nodes` autograd's, `lifetimes` those of all results.
     """
 
     def __init__(self, call: BlockCall) -> None:
@@ -47,6 +48,7 @@ class Draft:
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
         self._ops: list[RecordedOp] = []
+        self.lifetimes = Lifetimes(self._ops)
         self._detached: set[int] = set()  # the operators that seem to be, and write nothing
         self._positions: list[Position] = []
         self._early: list[int] = []  # the positions that were saved for an operator that has not been noted yet
@@ -82,7 +84,7 @@ class Draft:
         others = (parameter for parameter in dict.fromkeys(self._closure.parameters) if id(parameter) not in met)
         recording = Recording(
             name=name,
-            values=tuple(known.values),
+            values=tuple(known.with_lifetimes(self.lifetimes)),
             ops=tuple(self._ops),
             positions=tuple(self._positions),
             parameters=Parameters((*known.parameters, *others)),

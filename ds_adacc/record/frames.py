@@ -37,6 +37,16 @@ def frames_of_block() -> list[FrameType]:
     return frames
 
 
+def renew_copied_variables() -> None:
+    """Let go of what variables of the block have held before.
+
+    Before Python 3.13, to read the variables of a frame leaves a copy of them in it. To read them again renews that.
+    """
+    if sys.version_info < (3, 13):
+        for frame in frames_of_block()[1:]:  # in a copy of this frame's, its own frame would hold itself
+            len(frame.f_locals)
+
+
 def may_catch_errors() -> bool:
     """Whether code of the block under way catches errors: what runs next may tell whether there was one."""
     return any(_catches(frame.f_code) for frame in frames_of_block() if not _is_not_the_users(frame))

@@ -17,6 +17,7 @@ from ds_adacc.program.recording import RecordedValue
 from ds_adacc.program.same_bits import checksum
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.held_tensors import Path
+from ds_adacc.record.lifetimes import Lifetimes
 from ds_adacc.record.tensors import RecordedTensors
 
 
@@ -167,6 +168,11 @@ class KnownTensors:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
         for index in self.in_storage(tensor):
             self.values[index] = replace(self.values[index], pinned=True)
+
+    def with_lifetimes(self, lifetimes: Lifetimes) -> list[RecordedValue]:
+        """The values, each with the last operator to run while the program keeps it."""
+        until = {index: lifetimes.alive_until(each) for each, indices in self._roots.items() for index in indices}
+        return [replace(value, alive_until=until.get(value.index, -1)) for value in self.values]
 
     def _add(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         self.values.append(replace(value, device=tensor.device.type))

@@ -29,7 +29,7 @@ from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall, is_detached
-from ds_adacc.record.frames import run_recorded
+from ds_adacc.record.frames import renew_copied_variables, run_recorded
 from ds_adacc.record.function_call import FunctionCall
 from ds_adacc.record.kept_by_program import kept_by_arguments, kept_by_context
 from ds_adacc.record.kernel_call import KernelCall
@@ -73,7 +73,12 @@ class Recorder(BesideCompiled):
     def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the block calls."""
         with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
-            return self._dispatch(func, args, kwargs)
+            if not self._records:
+                return self._dispatch(func, args, kwargs)
+            renew_copied_variables()
+            result = self._dispatch(func, args, kwargs)
+            self.draft.lifetimes.note(result)
+            return result
 
     def _dispatch(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_elsewhere() or not self._records or in_guards():

@@ -160,7 +160,7 @@ class TwoTowers:
     def __init__(self):
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(zoo.GPTBlock(zoo.WIDTH, 4, 0.0) for _ in range(2))
-        section = {"memory_budget": 120 << 10, "codecs": "none", "rectifier": {"enabled": False}}
+        section = {"memory_budget": 128 << 10, "codecs": "none", "rectifier": {"enabled": False}}
         # Where all costs are equal, the solver takes seconds to prove that no plan is better than the one it has.
         section["solver"] = {"max_seconds": 0.5}
         self.runtime = Runtime(load({"adacc": section}), has_engine=True)

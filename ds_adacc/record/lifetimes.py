@@ -1,0 +1,62 @@
+"""Until when the program keeps in forward what the operators of a block return.
+
+A Python variable may keep a tensor long after its last reader has run. Whatever a plan does with it, it is alive then.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ds_adacc.program.arguments import tensors_in
+from ds_adacc.program.geometry import storage_of, why_not_plain
+
+
+@dataclass(slots=True)
+class _Life:
+    """Of a storage: how many tensors of the program's lie in it, and how many operators had run when the last one died.
+
+    The recorder's own aliases are no tensors of the program's.
+    """
+
+    tensors: int = 0
+    ended: int | None = None
+
+
+class Lifetimes:
+    """The lives of the storages that operators return. `ops`: the operators so far, a list that grows."""
+
+    def __init__(self, ops: Sequence[Any]) -> None:
+        self._ops = ops
+        self._lives: dict[int, _Life] = {}  # by storage
+        self._refs: list[weakref.ref[torch.Tensor]] = []
+
+    def note(self, result: Any) -> None:
+        """Note what an operator hands to the program: torch gives it these very objects."""
+        for tensor in tensors_in(result):
+            if why_not_plain(tensor) is None:
+                life = self._lives.setdefault(storage_of(tensor), _Life())
+                life.tensors += 1
+                self._refs.append(weakref.ref(tensor, _Ending(life, self._ops)))
+
+    def alive_until(self, storage: int) -> int:
+        """The last operator to run while the program keeps a tensor in this storage; -1 if that was not seen."""
+        life = self._lives.get(storage)
+        if life is None:
+            return -1
+        return len(self._ops) - 1 if life.tensors else (life.ended or 0) - 1
+
+
+class _Ending:
+    """Called when a tensor of the program's dies. It holds neither the recorder nor any tensor."""
+
+    def __init__(self, life: _Life, ops: Sequence[Any]) -> None:
+        self._life, self._ops = life, ops
+
+    def __call__(self, _: object) -> None:
+        self._life.tensors -= 1
+        self._life.ended = len(self._ops)
