@@ -56,25 +56,35 @@ class Point:
 
 
 def frontier(
-    profile: Profile, *, max_seconds: float, blocks: int = 1, max_gradient_error: float | None = None
+    profile: Profile,
+    *,
+    max_seconds: float,
+    blocks: int = 1,
+    max_gradient_error: float | None = None,
+    with_cached: bool = False,
 ) -> tuple[Point, ...]:
     """Points of the exact frontier that so many blocks need, from the fastest to the one that holds the least.
 
     For up to four blocks, each point is the optimum among policies that hold at least one granule (see `milp`) less
     than the point before. If that could give more than about 64 points, it must hold less by a 64th of the whole range.
     For more blocks, the points are the corners, and between them others a 16th apart. What backward needs beyond the
-    bytes held is not bounded. When `max_seconds` run out, the points found by then are returned, which are spread over
+    bytes held is not bounded. `with_cached`: what caches hold besides (`Value.cached`) counts as held, as it does for
+    the peak of forward. When `max_seconds` run out, the points found by then are returned, which are spread over
     the range. Raises NoSolutionInTime if there are none, ValueError for a bad argument.
     """
     check_request(0, max_seconds)
     deadline = time.perf_counter() + max_seconds
     points: list[Point] = []
     with contextlib.suppress(NoSolutionInTime):  # part of a frontier is of use
-        for policy in _FrontierModel(profile, max_gradient_error).policies(blocks, deadline):
+        for policy in _FrontierModel(profile, max_gradient_error, with_cached).policies(blocks, deadline):
             points.append(Point.of(profile, policy))
     if not points:
         raise NoSolutionInTime(f"the solver found no point of the frontier in {max_seconds:.3g} seconds")
-    return tuple(sorted(points, key=lambda point: point.simulation.held, reverse=True))
+    return tuple(sorted(points, key=lambda point: _held(point.simulation, with_cached), reverse=True))
+
+
+def _held(run: Simulation, with_cached: bool) -> int:
+    return run.held + run.cached if with_cached else run.held
 
 
 class _Corner(NamedTuple):
@@ -87,11 +97,12 @@ class _Corner(NamedTuple):
 class _FrontierModel:
     """The integer program of one block, in which only the bytes held are bounded."""
 
-    def __init__(self, profile: Profile, max_gradient_error: float | None) -> None:
+    def __init__(self, profile: Profile, max_gradient_error: float | None, with_cached: bool) -> None:
         self._model = empty_model()
         self._variables = BlockVariables(self._model, in_granules(profile, granule_of([profile])), max_gradient_error)
         self._held = self._model.add_var()
-        held = BlockMemory(self._variables).held()
+        memory = BlockMemory(self._variables)
+        held = memory.held() + memory.cached() if with_cached else memory.held()
         self._model += self._held == held
         self._objective = self._variables.quanta() + ties(self._variables.error(), held)
 

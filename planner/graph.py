@@ -113,6 +113,11 @@ class BlockGraph:
         return replace(self, events=events, frees_stored=False)
 
     @property
+    def has_cached(self) -> bool:
+        """Whether a cache outside of the block holds any of its values until the model's forward has ended."""
+        return any(value.cached for value in self.values)
+
+    @property
     def saved(self) -> tuple[int, ...]:
         """The values that backward needs, sorted."""
         return tuple(sorted({index for event in self.events for index in event.values}))

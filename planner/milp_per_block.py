@@ -3,7 +3,8 @@
 If backward is known to take the blocks in reverse, it frees what later blocks held before it comes to earlier ones. The
 peak then falls at the last block in forward order, so the program chooses for each of this block's values, not only
 among points. Among blocks of one block type in a row, those with the larger transients come first in forward order: if
-two neighbours are in the other order, to swap them does not raise the peak.
+two neighbours are in the other order, to swap them does not raise the peak of backward. Where caches hold much, another
+order may have a lower peak in forward, which is not looked for.
 """
 
 from __future__ import annotations

@@ -180,16 +180,26 @@ class _Search:
 
     @cached_property
     def _frontiers(self) -> list[tuple[Point, ...]]:
-        """The frontier of each block type, or what of it is found in half of the time that is left."""
+        """The frontier of each block type, or what of it is found in half of the time that is left.
+
+        Where forward has the peak, what caches hold counts as what is held does. So a block type of which they hold
+        something has the points of that frontier too.
+        """
         deadline, block_types = time.perf_counter() + self._left() / 2, self._problem.block_types
-        found: list[tuple[Point, ...]] = []
-        for block_type in block_types:
+        found: list[list[Point]] = [[] for _ in block_types]
+        wanted = [(place, False) for place in range(len(block_types))]
+        wanted += [(place, True) for place, each in enumerate(block_types) if each.profile.graph.has_cached]
+        for number, (place, with_cached) in enumerate(wanted):
             began, bound = time.perf_counter(), self._problem.max_gradient_error
-            seconds = max(deadline - began, 1e-9) / (len(block_types) - len(found))
-            blocks, profile = block_type.blocks, block_type.profile
-            found.append(frontier(profile, max_seconds=seconds, blocks=blocks, max_gradient_error=bound))
+            seconds = max(deadline - began, 1e-9) / (len(wanted) - number)
+            blocks, profile = block_types[place].blocks, block_types[place].profile
+            points = frontier(
+                profile, max_seconds=seconds, blocks=blocks, max_gradient_error=bound, with_cached=with_cached
+            )
             self._are_whole &= time.perf_counter() - began < seconds
-        return found
+            known = {point.policy for point in found[place]}
+            found[place] = [*(point for point in points if point.policy not in known), *found[place]]
+        return [tuple(sorted(points, key=_held, reverse=True)) for points in found]
 
     def _left(self) -> float:
         left = self._deadline - time.perf_counter()
@@ -213,6 +223,10 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
     if found.peak > budget or found.added_seconds > solution.added_seconds:
         return solution
     return replace(found, proven_optimal=solution.proven_optimal, fallback=solution.fallback)
+
+
+def _held(point: Point) -> int:
+    return point.simulation.held
 
 
 def _peak(point: Point) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.config import MemoryBudget
@@ -51,7 +52,7 @@ def explained(
     ]
     solutions = [planner.leanest(problem) for problem in problems]
     problem, solution = max(zip(problems, solutions, strict=True), key=lambda pair: pair[1].peak)
-    cached = planner.cached_bytes(problem, solution.policies)
+    cached = planner.cached_bytes(problem, solution.policies) if _falls_in_forward(problem, solution) else 0
     in_one_block = solution.peak - sum(solution.held) - cached
     if all(_runs_little(block_type, recordings) for block_type in problem.block_types):
         lines.append(
@@ -103,6 +104,16 @@ def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recordi
     recording = recordings.get(block_type.name)
     hides_more = recording is not None and (recording.is_whole or bool(recording.graphs))
     return len(block_type.profile.graph.ops) <= _FEW_OPERATORS and not hides_more
+
+
+def _falls_in_forward(problem: planner.Problem, solution: planner.Solution) -> bool:
+    """Whether forward has the peak, and what caches hold then is a part of it."""
+    uncached = []
+    for block_type in problem.block_types:
+        graph = block_type.profile.graph
+        values = tuple(replace(value, cached=False) for value in graph.values)
+        uncached.append(replace(block_type, profile=replace(block_type.profile, graph=replace(graph, values=values))))
+    return planner.peak_bytes(replace(problem, block_types=tuple(uncached)), solution.policies) < solution.peak
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:

@@ -275,13 +275,14 @@ def _note_numbers(name: str, one: Any, other: Any, found: dict[str, tuple[Any, A
 def ambient() -> Hashable:
     """A key of the state outside the block that changes its operators.
 
-    That is the default dtype; autocast on any device; the modes that see every function of torch, among which is the
-    default device; and the hooks of all modules. The arguments do not tell on which devices the block runs: a mask on
-    the host may come first, or there may be none.
+    That is the default dtype; autocast on any device, and whether it keeps its casts; the modes that see every function
+    of torch, among which is the default device; and the hooks of all modules. The arguments do not tell on which
+    devices the block runs: a mask on the host may come first, or there may be none.
     """
     more: list[Hashable] = []
     if torch._C._is_any_autocast_enabled():
-        more += [(device, dtype) for device, enabled, dtype in autocast_now() if enabled]
+        keeps = torch.is_autocast_cache_enabled()
+        more += [(device, dtype, keeps) for device, enabled, dtype in autocast_now() if enabled]
     if _len_torch_function_stack():
         more += [(type(mode), mode.device if type(mode) is DeviceContext else None) for mode in _modes()]
     for hooks in _HOOKS_OF_ALL_MODULES:

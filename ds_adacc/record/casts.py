@@ -8,6 +8,7 @@ What autocast keeps: `cached_cast` in aten/src/ATen/autocast_mode.cpp.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -31,6 +32,16 @@ class Cast(NamedTuple):
     version: int
     cast: torch.Tensor
     is_found: bool
+
+    def while_alive(self) -> Callable[[], Cast | None]:
+        """A function that returns this, or None once nobody holds the cast any more. Autocast's cache would hold it."""
+        parameter, version, cast, is_found = self.parameter, self.version, weakref.ref(self.cast), self.is_found
+
+        def alive() -> Cast | None:
+            tensor = cast()
+            return None if tensor is None else Cast(parameter, version, tensor, is_found)
+
+        return alive
 
 
 class Casts:

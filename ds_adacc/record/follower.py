@@ -108,15 +108,14 @@ class Follower(Recorder):
 
     def close(self) -> bool:
         """Let go of all tensors, as autograd keeps the pack hook. Returns whether the call was as predicted."""
-        found = [cast for cast in self._cast_by.values() if cast.is_found]
-        if self.failure is None and not all(map(is_autocasts, found)):
+        if self.failure is None and not all(map(is_autocasts, self._found.values())):
             self.failure = "the program keeps a cast that is predicted to be autocast's"
         if self.failure is None and self.watch.sources:
             self.failure = f"it depends on {self.watch.unguarded}"
         if self.failure is not None:
             self._diverge()
         self._is_closed = True
-        del self.saved, self.draft, self._casts, self._cast_by, self._closure
+        del self.saved, self.draft, self._casts, self._found, self._made, self._closure
         del self._parameters, self._pack, self._diverge
         return self.failure is None
 

@@ -61,7 +61,8 @@ class Recorder(BesideCompiled):
         self._thread = threading.get_ident()
         self._closure = call.closure  # not the call, which keeps its arguments alive
         self._casts = Casts()
-        self._cast_by: dict[int, Cast] = {}  # by operator
+        self._found: dict[int, Cast] = {}  # by operator, the casts that an earlier call has made
+        self._made: dict[int, Callable[[], Cast | None]] = {}  # and those of this call, unless they have died (Rule R2)
         self._is_aside = False  # while it runs operators of its own
         self._has_collective = False  # of the call that is under way
         self._kernel: KernelCall | None = None  # the call of an operator of the user's that is under way
@@ -273,9 +274,10 @@ class Recorder(BesideCompiled):
         self.draft.discard(discarded)
         for remark in kept_by_arguments(arguments, self.draft.known):
             self.draft.remark(remark)
-        cached = {index for index, cast in self._cast_by.items() if is_autocasts(cast)}
+        casts = self._found | {index: cast for index, made in self._made.items() if (cast := made()) is not None}
+        cached = {index for index, cast in casts.items() if is_autocasts(cast)}
         self.draft.note_cached(cached)
-        kept = (index for index, cast in self._cast_by.items() if cast.is_found and index not in cached)
+        kept = self._found.keys() - cached
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 
     # -- bookkeeping
@@ -303,8 +305,10 @@ class Recorder(BesideCompiled):
         for each in self._casts.read(given, self.draft.known):
             call = OperatorCall(CAST, ((each.parameter,), {"dtype": each.cast.dtype}), self.draft)
             op = self._note(call.executed(each.cast, None, self._has_collective))
-            if op is not None:
-                self._cast_by[op.index] = each
+            if op is not None and each.is_found:
+                self._found[op.index] = each
+            elif op is not None:
+                self._made[op.index] = each.while_alive()
 
     def _note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call. Returns its operator, if any, which is refused if it gives other bits again (Rule R9)."""

@@ -42,10 +42,16 @@ def corners(undominated):
     }
 
 
-def check(profile, max_gradient_error=None, blocks=1):
-    found = frontier(profile, max_seconds=60, blocks=blocks, max_gradient_error=max_gradient_error)
-    pairs = [(point.simulation.held, microseconds(point.simulation.seconds)) for point in found]
-    every = {(p.simulation.held, microseconds(p.simulation.seconds)) for p in points(profile, max_gradient_error)}
+def check(profile, max_gradient_error=None, blocks=1, with_cached=False):
+    options = {"blocks": blocks, "max_gradient_error": max_gradient_error, "with_cached": with_cached}
+    found = frontier(profile, max_seconds=60, **options)
+
+    def pair(point):
+        run = point.simulation
+        return run.held + run.cached * with_cached, microseconds(run.seconds)
+
+    pairs = [pair(point) for point in found]
+    every = {pair(point) for point in points(profile, max_gradient_error)}
     best = undominated(every)
     assert (best if blocks <= 4 else corners(best)) <= set(pairs) <= every
     step = math.ceil((pairs[0][0] - pairs[-1][0]) / 16)
@@ -64,6 +70,7 @@ def check(profile, max_gradient_error=None, blocks=1):
 @given(profile=profiles(TINY))
 def test_frontier_equals_brute_force(profile):
     check(profile)
+    check(profile, with_cached=True)
 
 
 @examples(50)

@@ -20,6 +20,7 @@ from ds_adacc.planner import (
     Event,
     InfeasibleBudget,
     NoSolutionInTime,
+    Op,
     Policy,
     Problem,
     Profile,
@@ -228,8 +229,10 @@ def runs_on_offer(problem, single):
     """Per block in forward order, its block type and what it may do: a point of the frontier or the one policy."""
     bound, of_type = problem.max_gradient_error, []
     for place, block_type in enumerate(problem.block_types):
-        policies = {point.policy for point in frontier(block_type.profile, max_seconds=60, max_gradient_error=bound)}
-        policies.add(single.policies[place][0])
+        policies = {single.policies[place][0]}
+        for with_cached in {False, block_type.profile.graph.has_cached}:
+            limits = {"max_seconds": 60, "max_gradient_error": bound, "with_cached": with_cached}
+            policies |= {point.policy for point in frontier(block_type.profile, **limits)}
         of_type.append([simulate(block_type.profile, policy) for policy in policies])
     layout = problem.runs or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
     blocks = [(place, of_type[place]) for place, count in layout for _ in range(count)]
@@ -293,6 +296,22 @@ def test_keeps_what_it_promises(problem):
         solve_per_block(problem, 0, max_seconds=60)
     assert caught.value.smallest <= smallest_budget(problem)
     assert solve_per_block(problem, caught.value.smallest, max_seconds=60).peak <= caught.value.smallest
+
+
+@pytest.mark.parametrize("exact_values", [0, 60])
+def test_where_forward_has_the_peak_what_caches_hold_is_kept_for_no_bytes(monkeypatch, exact_values):
+    """The casts w and v are in the cache until forward ends. To recompute them would be cheap, and frees nothing."""
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "EXACT_VALUES", exact_values)
+    made = enumerate([("w", 10), ("v", 5), ("a", 10), ("b", 5)])
+    values = tuple(Value(name, "", size, op, True, cached=name in "wv") for op, (name, size) in made)
+    ops = tuple(Op(value.name, (), (op,), True, 0) for op, value in enumerate(values))
+    graph = BlockGraph(values, ops, (Event("all", (0, 1, 2, 3), 0),))
+    profile = Profile(graph, tuple(count * MICROSECOND for count in (1, 1, 8, 3)), ((),) * 4)
+    problem = Problem((BlockType("a", profile, 4),), order=("a",) * 4)
+    assert everywhere(retain_policy, problem).peak == 4 * 30
+    # In the last block all is alive to the end of forward. Of the first three, two are without a and b for 30 bytes.
+    for saved, added in {5: 3, 10: 2 * 3, 15: 3 * 3, 30: 2 * (8 + 3)}.items():
+        assert microseconds(solve_per_block(problem, 120 - saved, max_seconds=60).added_seconds) == added
 
 
 def test_where_the_solver_is_out_of_time_the_rules_are_asked_once(gpt, monkeypatch):

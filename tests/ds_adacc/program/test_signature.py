@@ -104,7 +104,9 @@ def test_autocast_on_any_device_is_another_call(accelerator):
     bfloat = ambient()
     with torch.autocast("cpu", torch.bfloat16):
         both = ambient()
-    assert len({plain, half, bfloat, both}) == 4
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        keeps_none = ambient()
+    assert len({plain, half, bfloat, both, keeps_none}) == 5
     assert plain == torch.get_default_dtype()
 
 

@@ -5,6 +5,7 @@ import torch
 import zoo
 from recomputing import recomputing
 from recorded import call_of, profile_of, record, under
+from storages import Storages
 from torch import nn
 
 from ds_adacc import planner
@@ -71,6 +72,32 @@ def test_a_cast_that_the_block_makes_itself_is_not_kept():
     with autocast():
         recording = record(nn.Sequential(block, nn.Linear(zoo.WIDTH, 2, bias=False)), args, {})
     assert [op.cached for op in recording.ops if op.short_name == CAST] == [False, False, True]
+
+
+class CastingItself(nn.Module):
+    """It casts a large weight for each step, as autocast would."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.rand(64, 64) for _ in range(8))
+
+    def forward(self, x):
+        for weight in self.weights:
+            with torch.no_grad():  # so autograd does not save it
+                y = x.bfloat16() @ weight.bfloat16()
+            x = x + y
+        return x
+
+
+def test_casts_that_the_block_makes_itself_die_while_it_is_recorded():
+    """Nor does autocast keep others, since it was asked for them."""
+    block, args = CastingItself(), (torch.randn(2, 64, requires_grad=True),)
+    with autocast(), Storages() as storages:
+        recording = record(block, args, {})
+        left = storages.alive()
+    assert not any(op.cached for op in recording.ops)
+    one = 64 * 64 * 2
+    assert left < one and storages.peak < 4 * one
 
 
 def test_a_cast_stands_right_before_what_reads_it_first():

@@ -118,10 +118,11 @@ class InAutocast(Model):
         super().__init__(lambda: zoo.GPTBlock(WIDTH, 4, 0.1))
         self.leaf = torch.randn(2, 8, WIDTH, requires_grad=True)
         self.leaf.grad = torch.zeros_like(self.leaf)
+        self.cache_enabled = True
 
     def step(self, call):
         x = self.leaf * 1.0
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=self.cache_enabled):
             for block in self.blocks:
                 x = call(block, x)
         loss = x.float().square().sum()
@@ -140,6 +141,21 @@ def test_casts_that_autocast_keeps_are_counted_in_forward(budget):
         model.step(runtime.checkpoint)
     kept_by_variables = 3 * 2 * 8 * WIDTH * 2  # qkv: too little to correct the plan
     assert plan.peak <= trace.peak <= plan.peak + kept_by_variables + ALLOWANCE
+
+
+def test_autocast_that_begins_to_keep_casts_gets_a_plan_of_its_own():
+    model = InAutocast()
+    model.cache_enabled = False
+    runtime = planned(model, "none", 0.8)
+    assert runtime.controller.plan.cached == 0
+    model.cache_enabled = True
+    for _ in range(4):
+        model.step(runtime.checkpoint)
+    plan = runtime.controller.plan
+    assert 0 < plan.cached < plan.peak <= plan.budget
+    with MemoryTrace(torch.device("cpu")) as trace:
+        model.step(runtime.checkpoint)
+    assert trace.peak <= plan.budget + 3 * 2 * 8 * WIDTH * 2 + ALLOWANCE  # with qkv, which variables keep
 
 
 class TwoLosses(Model):
