@@ -113,6 +113,11 @@ class BlockGraph:
         return replace(self, events=events, frees_stored=False)
 
     @property
+    def uncached(self) -> BlockGraph:
+        """This block if no cache outside of it holds its values longer than its forward runs."""
+        return replace(self, values=tuple(replace(value, cached=False) for value in self.values))
+
+    @property
     def has_cached(self) -> bool:
         """Whether a cache outside of the block holds any of its values until the model's forward has ended."""
         return any(value.cached for value in self.values)

@@ -280,6 +280,8 @@ class Agreement:
         profile = known.profile if self.approvals.max_error is None else known.errors.applied_to(known.profile)
         if known.keeps_graph:
             profile = replace(profile, graph=profile.graph.kept)
+        if known.keeps_casts is False and profile.graph.has_cached:
+            profile = replace(profile, graph=profile.graph.uncached)
         return with_placed_inputs(profile, known.recording, inputs or self.placement(known))
 
     def set_planned(self, planned: Sequence[TypePlan]) -> None:

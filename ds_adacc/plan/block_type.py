@@ -85,6 +85,7 @@ class KnownType:
     bounds them.
     `entrance`: where backward enters its blocks.
     `keeps_graph`: a backward has kept the graph of its calls (`retain_graph`). The next plan counts on that.
+    `keeps_casts`: whether autocast has kept casts of its weights until the next block ran; None: that was not seen.
     `_courses`: how calls run, by the policies of late.
     `_only_retained`: the places of the inputs of which other calls hold the memory.
     """
@@ -100,6 +101,7 @@ class KnownType:
     errors_are_measured: bool = False
     entrance: Entrance = field(default_factory=Entrance, repr=False)
     keeps_graph: bool = False
+    keeps_casts: bool | None = None
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
     _only_retained: set[int] = field(default_factory=set, repr=False)
 
@@ -164,12 +166,20 @@ class KnownType:
         """Note that `count` outlier channels were found in the value `index` of a block of this type."""
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
+    def note_casts(self, are_kept: bool) -> None:
+        """Note whether autocast still keeps the casts of a call when the next block is recorded.
+
+        If each block runs in a context of its own, it never does. Between two forwards of one pass it does not either.
+        """
+        self.keeps_casts = are_kept or bool(self.keeps_casts)
+
     def take_over(self, relative: KnownType) -> None:
         """Take over what was measured of the same program at another size of its inputs, and not at this one."""
         if not self.errors_are_measured:
             self.errors, self.errors_are_measured = relative.errors, relative.errors_are_measured
         self.outlier_channels = dict(relative.capacity)
         self.keeps_graph |= relative.keeps_graph
+        self.keeps_casts = relative.keeps_casts if self.keeps_casts is None else self.keeps_casts
 
     @property
     def outlier_values(self) -> list[int]:

@@ -43,7 +43,8 @@ class Capture:
     `output`: what the block returned. `inputs`: the tensors it was given, still in the autograd graph. `recording`: its
     program, or None, and then `reason` says why there is none. `tensors`: the recorded values, by index. `saved` and
     `slots`: what autograd saved, in order, and the slots that it holds instead; what it has discarded since, or what is
-    gone for a while (`without`), is an empty tensor. `watch`: what Python was seen to read.
+    gone for a while (`without`), is an empty tensor. `watch`: what Python was seen to read. `cached`: of each cast that
+    autocast keeps, a function that returns None once it does no more.
     """
 
     output: Any
@@ -54,6 +55,7 @@ class Capture:
     saved: list[torch.Tensor]
     slots: Sequence[LateSlot]
     watch: Watch
+    cached: Sequence[Callable[[], object]]
 
     @property
     def noted(self) -> dict[int, torch.Tensor]:
@@ -174,7 +176,8 @@ def capture(name: str, call: BlockCall) -> Capture:
     if recording is not None:
         pairs = zip(recording.positions, saved, strict=True)
         saved = [torch.empty(0) if position.discarded else tensor for position, tensor in pairs]
-    return Capture(output, call.inputs, recording, reason, recorder.draft.known.tensors, saved, slots, watch)
+    tensors = recorder.draft.known.tensors
+    return Capture(output, call.inputs, recording, reason, tensors, saved, slots, watch, recorder.cached)
 
 
 def _disables_hooks(error: RuntimeError) -> bool:

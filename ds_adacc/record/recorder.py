@@ -58,6 +58,7 @@ class Recorder(BesideCompiled):
         self.draft = Draft(call)
         self.failure: str | None = None
         self.saved: list[torch.Tensor] = []
+        self.cached: list[Callable[[], Cast | None]] = []  # the casts that autocast keeps at the end, while it does
         self._thread = threading.get_ident()
         self._closure = call.closure  # not the call, which keeps its arguments alive
         self._casts = Casts()
@@ -275,9 +276,10 @@ class Recorder(BesideCompiled):
         for remark in kept_by_arguments(arguments, self.draft.known):
             self.draft.remark(remark)
         casts = self._found | {index: cast for index, made in self._made.items() if (cast := made()) is not None}
-        cached = {index for index, cast in casts.items() if is_autocasts(cast)}
+        cached = {index: cast for index, cast in casts.items() if is_autocasts(cast)}
         self.draft.note_cached(cached)
-        kept = self._found.keys() - cached
+        self.cached = [cast.while_alive() for cast in cached.values()]
+        kept = self._found.keys() - cached.keys()
         return self.draft.recording(self.name).refuse(dict.fromkeys(kept, "the program keeps what it has made"))
 
     # -- bookkeeping
@@ -317,9 +319,8 @@ class Recorder(BesideCompiled):
             self.draft.note_call(ran.began, op, ran.written)
         if op is None or not op.replayable:
             return op
-        runs_python = any(
-            part.python_reads is not None for part in op.parts
-        )  # else to put NumPy's back is the most work
+        runs_python = any(part.python_reads is not None for part in op.parts)
+        # To put NumPy's state back is the most work.
         with (unmoved if runs_python else torch_unmoved)(generators_in(ran.given)):
             reason = difference(op, known.tensors, known.parameters)
         if reason is not None:

@@ -78,6 +78,7 @@ class Learner:
         """Record the call, and learn from it. Raises RuntimeError if only this rank cannot do so (Rule T8)."""
         block, signature, controller = incoming.block, incoming.signature, self._controller
         self._warn_of_repetition(incoming)
+        controller.step.current_pass.see_casts()
         called = self._record(incoming)
         captured, guards = called.captured, called.guards
         block.places.update(captured.watch.reads.places)
@@ -99,6 +100,7 @@ class Learner:
         with controller.agreement.budget.aside():
             relatives = block.relatives(signature, guards)
             known = self._known_type(incoming, captured, variant.recording, relatives, costs)
+            controller.step.current_pass.casts = known, captured.cached
         step = controller.step
         controller.note_call(block, variant.recording, incoming.call.inputs)
         self._binder.note_device(captured.tensors.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from ds_adacc.execute.alive_calls import AliveCall, AliveCalls, Forward
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.variant import Trial
+from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.signature import is_in_backward
@@ -39,6 +40,8 @@ class CurrentPass:
     `has_backward`: the backward of a call has begun. `keeps_graph`: that is one with `retain_graph`, which frees
     nothing while it runs.
     `end_is_pending`: the engine has told of its end within the backward. It ends before the next forward.
+    `casts`: the block type of the call recorded last, and of each cast that autocast kept then a function that returns
+    None once it does no more.
     `alive_calls`: all that are alive; they may be of earlier passes.
     """
 
@@ -52,6 +55,7 @@ class CurrentPass:
         self.has_backward = False
         self.keeps_graph = False
         self.end_is_pending = False
+        self.casts: tuple[KnownType, Sequence[Callable[[], object]]] | None = None
         self._alive_calls = alive_calls
         self._forward: weakref.ref[Forward] | None = None
         self._holds_unknown = False
@@ -70,6 +74,13 @@ class CurrentPass:
         blocks.discard(block)
         if not blocks:
             self.called.pop(digest, None)
+
+    def see_casts(self) -> None:
+        """Another call is about to be recorded: see whether autocast still keeps the casts of the one before."""
+        if self.casts is not None and self.casts[1]:
+            known, casts = self.casts
+            known.note_casts(any(cast() is not None for cast in casts))
+        self.casts = None
 
     def begin_call(self, digest: str) -> AliveCall:
         """A call of this block type begins."""

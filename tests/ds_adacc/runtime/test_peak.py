@@ -158,6 +158,27 @@ def test_autocast_that_begins_to_keep_casts_gets_a_plan_of_its_own():
     assert trace.peak <= plan.budget + 3 * 2 * 8 * WIDTH * 2 + ALLOWANCE  # with qkv, which variables keep
 
 
+@pytest.mark.parametrize("budget", [0.5, 0.7])
+def test_where_each_block_has_a_context_of_its_own_autocast_keeps_nothing(budget):
+    class OneByOne(InAutocast):
+        def step(self, call):
+            x = self.leaf * 1.0
+            for block in self.blocks:
+                with torch.autocast("cpu", torch.bfloat16):
+                    x = call(block, x)
+            loss = x.float().square().sum()
+            del x
+            loss.backward()
+
+    model = OneByOne()
+    runtime = planned(model, "none", budget)
+    plan = runtime.controller.plan
+    assert plan.peak <= plan.budget and plan.cached == 0
+    with MemoryTrace(torch.device("cpu")) as trace:
+        model.step(runtime.checkpoint)
+    assert plan.peak <= trace.peak <= plan.peak + ALLOWANCE
+
+
 class TwoLosses(Model):
     """From a step on, the first of two losses keeps the graph for the second."""
 
