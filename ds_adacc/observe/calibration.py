@@ -91,7 +91,7 @@ class Calibration:
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
             _warn_of_others(self._log, known_types[digest], _size(excess.pop(digest)))
         excess = at_planned_sizes(excess, known_types, origins)
-        agreed = {digest: known_types[digest].in_force.correction for digest in excess}
+        counted = {digest: known_types[digest].in_force.correction for digest in excess}
         found = peak(plan, excess, by_policy)
         unseen = [known_types[digest].recording.name for digest, each in excess.items() if each.backward is None]
         is_seen = len(unseen) < len(excess)
@@ -101,11 +101,11 @@ class Calibration:
         more = self._to_correct(excess, plan, found) if found is not None and fitting else {}
         if found is None or not more:
             self.corrected = min(self.corrected, 1)  # a later plan, made for another reason, may need corrections again
-            return Findings(observation, agreed)
+            return Findings(observation, counted)
         self.corrected += 1
         about = "about " if unseen else ""
         reason = f"the plan before took {about}{planner.human_bytes(round(found.observed))}"
-        corrections = agreed | {digest: agreed[digest].plus(each) for digest, each in more.items()}
+        corrections = counted | {digest: counted[digest].plus(each) for digest, each in more.items()}
         live_sets = frozenset(names for group in fitting for names in group.live_sets)
         return Findings(observation, corrections, live_sets, reason)
 

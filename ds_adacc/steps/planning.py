@@ -27,7 +27,7 @@ from ds_adacc.steps.trials import Trials
 
 
 class Planning:
-    """The plan of a run that begins, or continues from a saved state. Only `decide` changes it, between two steps.
+    """The plan of a run that begins, or continues from a saved state. Only `decide` makes another, between two steps.
 
     `plan`: the plan in force. `observation`: of the first step under it; None before that step has ended.
     `has_run_a_plan`: a step has run the policies of any plan, without trials; the same on all ranks.

@@ -79,8 +79,15 @@ class StepController:
         self.blocks.restore(state.blocks)
         indices = (saved["indices"] for saved in state.blocks)
         self.agreement.restore(state.agreement, dict(zip(self.blocks.every(), indices, strict=True)))
-        fixed = self._coordinator, self._binder, self.blocks, self.journal, self._plan_log, self.tracks
-        self.planning = Planning(*fixed, state)
+        self.planning = Planning(
+            self._coordinator,
+            self._binder,
+            blocks=self.blocks,
+            journal=self.journal,
+            plan_log=self._plan_log,
+            tracks=self.tracks,
+            state=state,
+        )
         self.review: Review | None = None
         self._ballot = Ballot(self.ranks)  # on whether something waits for a plan
         self._plan_log.resume(state.plan)
