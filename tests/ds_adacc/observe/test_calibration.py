@@ -214,7 +214,7 @@ def test_a_plan_above_the_budget_is_corrected_upwards_only(monkeypatch, forward,
     """The bytes that backward has not taken under this policy, it may take under the next one."""
     found = Correction(forward, -(2 << 20))
     monkeypatch.setattr(calibration, "excesses", lambda _, block_types: dict.fromkeys(block_types, found))
-    runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.4, steps=3)
+    runtime, _ = trained(Model(lambda: zoo.GPTBlock(WIDTH, 4, 0.1)), 0.35, steps=3)
     (block_type,) = runtime.agreement.known_types.values()
     assert block_type.plan.correction == expected
 

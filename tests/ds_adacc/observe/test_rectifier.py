@@ -76,7 +76,7 @@ def test_tracking_steps_back_off_and_a_steady_run_is_left_alone(caplog):
 
 
 def test_injected_outliers_have_the_plan_made_anew():
-    training = Training(drift=0.05)
+    training = Training(others={**SECTION, "memory_budget": 0.5}, drift=0.05)
     training.run(5)
     (norm,) = training.norms()
     assert training.block_type.capacity[norm] == 0
