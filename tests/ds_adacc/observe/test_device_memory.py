@@ -48,7 +48,7 @@ def test_the_table_and_the_monitor_say_so(device):
     seen = Observation(Pair(1, 1), None, None, DeviceMemory.of(CUDA))
     numbers = dict.fromkeys(("budget", "peak", "without", "held", "added_seconds", "solve_seconds"), 1)
     budget = SimpleNamespace(fraction=None)
-    lines = _summary(SimpleNamespace(**numbers, proven_optimal=True), budget, seen)
+    lines = _summary(SimpleNamespace(**numbers, proven_optimal=True, cached=0), budget, seen)
     at = lines.index("  device memory at most: 700.00 MiB allocated, 1000.00 MiB reserved")
     assert "expandable_segments:True" in lines[at + 1]
     assert dict(_observed(seen))["reserved_bytes"] == 1000 * MIB
