@@ -167,7 +167,7 @@ class KnownType:
         self.outlier_channels[index] = max(count, self.outlier_channels.get(index, 0))
 
     def note_casts(self, are_kept: bool) -> None:
-        """Note whether autocast still keeps the casts of a call when the next block is recorded.
+        """Note whether autocast still keeps the casts of a call when the next block is recorded (Rule R23).
 
         If each block runs in a context of its own, it never does. Between two forwards of one pass it does not either.
         """

@@ -28,6 +28,7 @@ The files, in the order in which a call meets them:
   replayed, which only the whole program tells.
 * `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
+* `lifetimes`: until when the program keeps in forward what operators return.
 * `backward_nodes`: autograd's graph of the block, and which operator each node is of; `gradient_flow`: what a node
   does with the gradients that it gets.
 * `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
@@ -162,4 +163,10 @@ R22. Garbage.
     While a block is recorded, and watched, Python collects no garbage. What a collection runs (`__del__`, callbacks)
     is not the block's, and the next call would not run it at the same place: its operators would become the block's,
     and what it reads would guard the block (Rule R8).
+R23. What the program keeps in forward.
+    A Python variable may hold a value long after its last reader, and then forward takes its bytes whatever the plan
+    does. The objects that torch hands to the program tell when it lets go of them; the recorder itself holds aliases
+    only. Autocast keeps its casts of weights for all of the model's forward, if the context goes on after the block: a
+    cast that is gone when the next block is recorded was kept by a context of the block's own. What variables hold is no
+    part of the digest: it changes no bits.
 """

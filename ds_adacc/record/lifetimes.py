@@ -1,6 +1,7 @@
 """Until when the program keeps in forward what the operators of a block return.
 
-A Python variable may keep a tensor long after its last reader has run. Whatever a plan does with it, it is alive then.
+A Python variable may keep a tensor long after its last reader has run. Whatever a plan does with it, it is alive then
+(Rule R23).
 """
 
 from __future__ import annotations
