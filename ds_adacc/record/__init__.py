@@ -167,6 +167,6 @@ R23. What the program keeps in forward.
     A Python variable may hold a value long after its last reader, and then forward takes its bytes whatever the plan
     does. The objects that torch hands to the program tell when it lets go of them; the recorder itself holds aliases
     only. Autocast keeps its casts of weights for all of the model's forward, if the context goes on after the block: a
-    cast that is gone when the next block is recorded was kept by a context of the block's own. What variables hold is no
-    part of the digest: it changes no bits.
+    cast that is gone when the next block is recorded was kept by a context of the block's own. What variables hold is
+    no part of the digest: it changes no bits.
 """
