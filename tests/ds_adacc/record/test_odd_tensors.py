@@ -300,3 +300,8 @@ def test_floats_of_eight_bits_are_retained_and_recomputed(dtype, policy_of):
     recording = exact(lambda x: InEightBits.apply(x, dtype).sin(), torch.randn(4, 6), policy_of)
     (saved,) = (recording.values[index] for index in recording.saved if recording.values[index].geometry.dtype is dtype)
     assert recording.ops[saved.producer].replayable
+
+
+def test_an_empty_tensor_has_no_address():
+    bags = torch.zeros(0, 3, dtype=torch.long)  # an empty batch: some of what the operator returns has no elements
+    exact(lambda x: F.embedding_bag(bags, x), torch.randn(4, 5))
