@@ -20,7 +20,7 @@ from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.python_state.identity import identity_mark
-from ds_adacc.python_state.tensor_marks import TensorMark, stride_of
+from ds_adacc.python_state.tensor_marks import TensorMark, looks_of
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _HOOKS_OF_ALL_MODULES = (
@@ -110,7 +110,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = tuple([TensorMark(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad) for t in tensors])
+    parts = tuple(map(looks_of, tensors))
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
@@ -240,7 +240,7 @@ def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
 def _opened(key: Any, sizes: list[int]) -> Hashable:
     if isinstance(key, TensorMark):
         sizes += key.shape
-        return len(key.shape), key.dtype, key.device, key.requires_grad
+        return len(key.shape), *key[2:]
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
 
 

@@ -13,13 +13,24 @@ stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers,
 
 
 class TensorMark(NamedTuple):
-    """The mark of a tensor: its data may change, the program does not depend on them."""
+    """The mark of a tensor: its data may change, the program does not depend on them.
+
+    `is_conj`, `is_neg`: whether its elements are the conjugates, or the negatives, of what lies in its memory.
+    """
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    is_conj: bool = False
+    is_neg: bool = False
+
+
+def looks_of(tensor: torch.Tensor) -> TensorMark:
+    """The `TensorMark` of any tensor with strides."""
+    t = tensor
+    return TensorMark(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg())
 
 
 def has_tensor_mark(value: Any) -> bool:
@@ -31,7 +42,7 @@ def mark_of_tensor(tensor: torch.Tensor) -> Hashable:
     """The mark of a tensor that is no parameter. An unusual one, as of a subclass, is known by identity."""
     if not has_tensor_mark(tensor):
         return identity_mark(tensor)
-    return TensorMark(tensor.shape, stride_of(tensor), tensor.dtype, tensor.device, tensor.requires_grad)
+    return looks_of(tensor)
 
 
 def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
