@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ds_adacc.python_state.identity import identity_mark
 
@@ -45,6 +46,19 @@ def mark_of_tensor(tensor: torch.Tensor) -> Hashable:
     return looks_of(tensor)
 
 
-def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
-    """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
-    return identity_mark(parameter), parameter.requires_grad, parameter.dtype
+def mark_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """The mark of a parameter: which one it is, and `looks_of_parameter`."""
+    return identity_mark(parameter), *looks_of_parameter(parameter)
+
+
+def looks_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """What a program depends on in a parameter. Its data may be given another layout, as by `channels_last`.
+
+    Under ZeRO-3 its shape and strides are those of a partition, or of nothing, so they do not count.
+    """
+    known = parameter.requires_grad, parameter.dtype
+    if hasattr(parameter, "ds_id") or is_lazy(parameter):
+        return known
+    if parameter.layout is not torch.strided or parameter.is_nested:
+        return known
+    return *known, parameter.shape, stride_of(parameter)
