@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._C import _len_torch_function_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as of_modules
@@ -136,6 +137,18 @@ def aliases(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
                 and ((low <= start and stop <= high) or (earlier >= len(tensors) and start <= low and high <= stop))
             ]
     return tuple(found)
+
+
+def own_parameters(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]) -> Hashable:
+    """Which of `tensors`, the arguments, are parameters that the block has too, or views of such.
+
+    What the block reads of the parameter is then recorded as read of the argument.
+    """
+    wholes = [tensor if tensor._base is None else tensor._base for tensor in tensors]
+    if not any(isinstance(whole, nn.Parameter) for whole in wholes):  # as in most calls
+        return ()
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return tuple([places.get(id(whole)) for whole in wholes])
 
 
 class Sizes(NamedTuple):
