@@ -6,6 +6,7 @@ import functools
 import math
 import types
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
@@ -45,9 +46,22 @@ def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | 
     if isinstance(tree, tuple | list):
         return type(tree), (*[flatten(item, tensors, inner) for item in tree], *_besides_items(tree, inner))
     if isinstance(tree, dict):
-        items = [(key, flatten(item, tensors, inner)) for key, item in tree.items()]
+        items = [(_key_of(name), flatten(item, tensors, inner)) for name, item in tree.items()]
         return type(tree), (*items, *_besides_items(tree, inner))
     return snapshot(tree, inner)
+
+
+class _NumberAsKey(NamedTuple):
+    """A number that is the key of a dict: 1, 1.0 and True are equal, but may compute something else."""
+
+    kind: type
+    text: str
+
+
+def _key_of(name: Any) -> Hashable:
+    if type(name) is str or not isinstance(name, Number):
+        return name
+    return _NumberAsKey(type(name), repr(name))
 
 
 def _besides_items(tree: Any, inner: list[torch.Tensor] | None) -> tuple[Hashable, ...]:
