@@ -16,7 +16,7 @@ those of `record/`.
   not; `graphs`: those that torch.compile has made; `nodes`: autograd's nodes behind a tensor, which tell the graphs
   that have run; `compiled_backward`: may the backward of a graph be run ahead of training's own.
 * `replay`: runs one operator again; `generators`: puts a random generator into a state; `random_states`: the states of
-  all generators, for a second forward; `dispatch_modes`: turns on those of the user's.
+  all generators, for a second forward; `dispatch_modes`: turns on those of the user's; `transforms`: leaves vmap.
 * `slots`: what autograd holds in place of a saved tensor, and the holder that retains a value; `stand_in`: gives
   backward a parameter with its attributes.
 """

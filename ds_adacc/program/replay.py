@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import torch
 
+from ds_adacc.program import transforms
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.generators import drawing_again
 from ds_adacc.program.parameters import whole_shape
@@ -18,15 +19,16 @@ Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by i
 def replay(op: RecordedOp, root: Callable[[int], torch.Tensor], parameters: Indexed) -> tuple[torch.Tensor, ...]:
     """Run `op` on the roots that `root(value index)` gives and on the live `parameters`; returns its outputs.
 
-    Rule R11: the recorded operators lie below autograd and autocast, so both are off here.
+    Rule R11: the recorded operators lie below autograd, autocast and vmap, so all are off here.
     """
 
     def tensor_of(ref: ValueRef | ParameterRef) -> torch.Tensor:
         return ref.geometry.view(root(ref.index) if type(ref) is ValueRef else live(parameters[ref.index]))
 
-    if not torch.is_grad_enabled():  # as in most backwards; a context would take longer than a short kernel
+    is_plain = not (torch.is_grad_enabled() or transforms.are_on())
+    if is_plain:  # as in most backwards; a context would take longer than a short kernel
         return run(op, tensor_of)
-    with torch.no_grad():
+    with torch.no_grad(), transforms.left():
         return run(op, tensor_of)
 
 
@@ -59,6 +61,7 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
                 ambience.enter_context(torch._C._DisableAutocast())
             if op.draw is not None:
                 states = tensor_of(op.draw.before), tensor_of(op.draw.after)
+                ambience.enter_context(transforms.left())
                 ambience.enter_context(drawing_again(op.draw.generator, *states))
             result = op.func(*args, **kwargs)
     return tuple(result) if isinstance(result, tuple | list) else (result,)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from numbers import Number
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._C import _len_torch_function_stack
 from torch.autograd import forward_ad
 from torch.nn.modules import module as of_modules
@@ -20,7 +22,7 @@ from ds_adacc.program.geometry import span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.python_state.identity import identity_mark
-from ds_adacc.python_state.tensor_marks import TensorMark, stride_of
+from ds_adacc.python_state.tensor_marks import TensorMark, looks_of
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _HOOKS_OF_ALL_MODULES = (
@@ -44,9 +46,22 @@ def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | 
     if isinstance(tree, tuple | list):
         return type(tree), (*[flatten(item, tensors, inner) for item in tree], *_besides_items(tree, inner))
     if isinstance(tree, dict):
-        items = [(key, flatten(item, tensors, inner)) for key, item in tree.items()]
+        items = [(_key_of(name), flatten(item, tensors, inner)) for name, item in tree.items()]
         return type(tree), (*items, *_besides_items(tree, inner))
     return snapshot(tree, inner)
+
+
+class _NumberAsKey(NamedTuple):
+    """A number that is the key of a dict: 1, 1.0 and True are equal, but may compute something else."""
+
+    kind: type
+    text: str
+
+
+def _key_of(name: Any) -> Hashable:
+    if type(name) is str or not isinstance(name, Number):
+        return name
+    return _NumberAsKey(type(name), repr(name))
 
 
 def _besides_items(tree: Any, inner: list[torch.Tensor] | None) -> tuple[Hashable, ...]:
@@ -110,7 +125,7 @@ def describe(tensors: Sequence[torch.Tensor]) -> Hashable:
     For tensors that share a storage (chunks of one projection) their distance counts too: a recorded geometry may span
     several of them.
     """
-    parts = tuple([TensorMark(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad) for t in tensors])
+    parts = tuple(map(looks_of, tensors))
     return parts, _sharing(tensors) if len(tensors) > 1 else ()
 
 
@@ -136,6 +151,18 @@ def aliases(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> 
                 and ((low <= start and stop <= high) or (earlier >= len(tensors) and start <= low and high <= stop))
             ]
     return tuple(found)
+
+
+def own_parameters(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.Tensor]) -> Hashable:
+    """Which of `tensors`, the arguments, are parameters that the block has too, or views of such.
+
+    What the block reads of the parameter is then recorded as read of the argument.
+    """
+    wholes = [tensor if tensor._base is None else tensor._base for tensor in tensors]
+    if not any(isinstance(whole, nn.Parameter) for whole in wholes):  # as in most calls
+        return ()
+    places = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return tuple([places.get(id(whole)) for whole in wholes])
 
 
 class Sizes(NamedTuple):
@@ -240,7 +267,7 @@ def _without_numbers(key: Any, numbers: list[int]) -> Hashable:
 def _opened(key: Any, sizes: list[int]) -> Hashable:
     if isinstance(key, TensorMark):
         sizes += key.shape
-        return len(key.shape), key.dtype, key.device, key.requires_grad
+        return len(key.shape), *key[2:]
     return tuple([_opened(item, sizes) for item in key]) if type(key) is tuple else key
 
 

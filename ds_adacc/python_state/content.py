@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import decimal
 import dis
 import enum
 import functools
@@ -23,6 +24,7 @@ import torch
 
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+_EQUAL_IF_SAME = SCALARS - {float, complex} | {range}
 _TOLD_OTHERWISE = (torch.nn.Module, torch.Tensor, numbers.Number, str, bytes)  # objects of which `guards.py` reads more
 _HEAP = 1 << 9  # a flag of a class that is not built into Python
 _POINTER = 8  # bytes of a slot, on every platform that torch supports
@@ -67,10 +69,13 @@ class Unreadable:
 def mark_of_number(value: Any) -> tuple[type, Any]:
     """The mark of a plain number, string or the like.
 
-    Zeros differ by their sign, which equality does not tell; and a NaN is like any other, which equality denies.
+    Zeros differ by their sign, and decimals by their places, which equality does not tell; and a NaN is like any other,
+    which equality denies.
     """
     kind = type(value)
-    is_odd = kind is complex or (kind is float and (not value or value != value))
+    if kind in _EQUAL_IF_SAME:
+        return kind, value
+    is_odd = isinstance(value, complex | decimal.Decimal) or not value or value != value
     return kind, str(value) if is_odd else value
 
 
@@ -216,7 +221,7 @@ def bytes_of(value: Any) -> Hashable | None:
             if view.nbytes > MOST_BYTES:
                 return Unreadable(type(value), f"it has more than {MOST_BYTES} bytes")
             points = "O" in view.format or "&" in view.format  # to objects in Python, or to memory as a pointer in C
-            return None if points else (view.format, view.shape, view.tobytes())
+            return None if points else (view.format, view.shape, view.strides, view.tobytes())
     except (TypeError, ValueError, BufferError, NotImplementedError):
         return None
 
@@ -268,6 +273,8 @@ def attributes_of(value: Any) -> Items:
                 continue
     if isinstance(value, collections.defaultdict):
         items.append(("default_factory", value.default_factory))
+    if isinstance(value, collections.deque):
+        items.append(("maxlen", value.maxlen))
     return items
 
 

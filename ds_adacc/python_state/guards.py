@@ -186,7 +186,7 @@ class Walk:
     def _content(self, name: str, value: Any, depth: int) -> None:
         kind, guards = type(value), self.guards
         if isinstance(value, int | float | complex | str | bytes | range | numbers.Number):
-            guards[name] = kind, value
+            guards[name] = mark_of_number(value)
             items = attributes_of(value)
         elif isinstance(value, set | frozenset):
             items = _attributes_of_plain_set(value)

@@ -6,7 +6,6 @@ Comparing these by identity takes a fraction of the time that reading them takes
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,11 +16,10 @@ from torch import nn
 from ds_adacc.python_state.content import SCALARS, attributes_alone
 from ds_adacc.python_state.guards import Guards, Walk, of_users
 from ds_adacc.python_state.held_tensors import inside
-from ds_adacc.python_state.tensor_marks import has_tensor_mark, mark_of_parameter
+from ds_adacc.python_state.tensor_marks import has_tensor_mark, looks_of, mark_of_parameter
 
 _SEQUENCES = frozenset({list, tuple, torch.Size})
 _MOST_ITEMS = 4096  # of one value; more are read at every call, as far as `Walk` reads them
-_looks_of = operator.attrgetter("shape", "dtype", "device", "requires_grad")  # and strides, as in a `TensorMark`
 _MOST_CHANGES = 2  # of one value; from then on it is read at every call
 
 _Open = Callable[[Any], Sequence[Any]]  # returns the items of an object
@@ -140,7 +138,7 @@ def _look_at(value: Any, opened: Sequence[_Opened], tensors: list[torch.Tensor])
     if not mine and not parameters:
         return addresses
     tensors += mine
-    looks = [*map(_looks_of, mine)], [*map(torch.Tensor.stride, mine)], [*map(mark_of_parameter, parameters)]
+    looks = [*map(looks_of, mine)], [*map(mark_of_parameter, parameters)]
     return addresses, *looks
 
 

@@ -23,7 +23,7 @@ from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, of_users
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.plain_objects import PlainObjects
-from ds_adacc.python_state.tensor_marks import mark_of_parameter
+from ds_adacc.python_state.tensor_marks import looks_of_parameter, mark_of_parameter
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
 _PARAMETERS, _MODULES, _HOOKS, _DICTS = 1, 2, 4, 8
@@ -107,7 +107,7 @@ class Structure:
         self._roots = len(roots)
         self._met: list[int] = []  # the roots, and then each module's children: places in `_modules`; -1: None
         self._parameters: list[Any] = []  # weak references; for another tensor, what never returns it
-        self._looks: list[tuple[bool, torch.dtype]] = []  # of each parameter that is not None
+        self._looks: list[tuple[Any, ...]] = []  # of each parameter that is not None
         self._attributes: list[tuple[int, str]] = []  # whose, and the name
         self._numbers: list[Any] = []  # these attributes: plain numbers and strings
         self.others: list[tuple[str, int, str, Any, int]] = []  # name, whose, in which dict, by which key, depth
@@ -191,7 +191,7 @@ class Structure:
         parameters = [*chain.from_iterable([held.values() for held in dicts[_PARAMETERS::_DICTS]])]
         if not all(map(operator.is_, parameters, [reference() for reference in self._parameters])):
             return None
-        if [(each.requires_grad, each.dtype) for each in parameters if each is not None] != self._looks:
+        if [looks_of_parameter(each) for each in parameters if each is not None] != self._looks:
             return None
         attributes = dicts[::_DICTS]
         numbers = [attributes[place][key] for place, key in self._attributes]

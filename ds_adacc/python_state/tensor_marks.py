@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ds_adacc.python_state.identity import identity_mark
 
@@ -13,13 +14,24 @@ stride_of = torch.Tensor.stride  # not `tensor.stride`, where Megatron's layers,
 
 
 class TensorMark(NamedTuple):
-    """The mark of a tensor: its data may change, the program does not depend on them."""
+    """The mark of a tensor: its data may change, the program does not depend on them.
+
+    `is_conj`, `is_neg`: whether its elements are the conjugates, or the negatives, of what lies in its memory.
+    """
 
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    is_conj: bool = False
+    is_neg: bool = False
+
+
+def looks_of(tensor: torch.Tensor) -> TensorMark:
+    """The `TensorMark` of any tensor with strides."""
+    t = tensor
+    return TensorMark(t.shape, stride_of(t), t.dtype, t.device, t.requires_grad, t.is_conj(), t.is_neg())
 
 
 def has_tensor_mark(value: Any) -> bool:
@@ -31,9 +43,22 @@ def mark_of_tensor(tensor: torch.Tensor) -> Hashable:
     """The mark of a tensor that is no parameter. An unusual one, as of a subclass, is known by identity."""
     if not has_tensor_mark(tensor):
         return identity_mark(tensor)
-    return TensorMark(tensor.shape, stride_of(tensor), tensor.dtype, tensor.device, tensor.requires_grad)
+    return looks_of(tensor)
 
 
-def mark_of_parameter(parameter: torch.Tensor) -> tuple[Hashable, bool, torch.dtype]:
-    """The mark of a parameter, without its shape: under ZeRO-3 that is the shape of a partition, or empty."""
-    return identity_mark(parameter), parameter.requires_grad, parameter.dtype
+def mark_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """The mark of a parameter: which one it is, and `looks_of_parameter`."""
+    return identity_mark(parameter), *looks_of_parameter(parameter)
+
+
+def looks_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """What a program depends on in a parameter. Its data may be given another layout, as by `channels_last`.
+
+    Under ZeRO-3 its shape and strides are those of a partition, or of nothing, so they do not count.
+    """
+    known = parameter.requires_grad, parameter.dtype
+    if hasattr(parameter, "ds_id") or is_lazy(parameter):
+        return known
+    if parameter.layout is not torch.strided or parameter.is_nested:
+        return known
+    return *known, parameter.shape, stride_of(parameter)

@@ -85,11 +85,12 @@ R9. Verification.
 R10. Verifying changes nothing.
     Verifying leaves all random generators where they were: torch's, those that are passed to operators, Python's and
     NumPy's. Otherwise the first step would draw other numbers than it draws without ds_adacc.
-R11. Below autograd and autocast.
+R11. Below autograd, autocast and vmap.
     A replay runs below autograd and autocast: the casts of autocast were recorded as operators of their own. Within
     one context autocast casts a parameter once. A later call that finds the cast has that operator too, where it first
     reads the cast. What an operator takes from torch's defaults in forward, such as a dtype, it is given in a replay.
-    Dispatch modes of the user's that are on in forward are on in a replay.
+    Dispatch modes of the user's that are on in forward are on in a replay. If a backward runs under vmap, as with
+    `is_grads_batched=True`, a replay does not: what it makes has no batch.
 R12. What a recording keeps.
     A recording keeps no tensors but the parameters of the block's modules, and its digest leaves out what differs
     between ranks. It lives as long as the plan, and all ranks must agree on the plan.

@@ -85,7 +85,9 @@ class RecordedTensors:
         if storage is None:
             return None
         alias = torch.empty(0, dtype=entry.geometry.dtype, device=storage.device)
-        offset = (entry.start - storage.data_ptr()) // entry.geometry.dtype.itemsize
+        # An empty tensor has no address, whatever lies in its storage.
+        start = entry.start - storage.data_ptr() if entry.geometry.numel else 0
+        offset = start // entry.geometry.dtype.itemsize
         return alias.set_(storage, offset, entry.geometry.size, entry.geometry.stride)
 
     def rebuild_from(

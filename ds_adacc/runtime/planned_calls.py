@@ -18,6 +18,7 @@ from ds_adacc.observe.outlier_tracker import tracking_outliers
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.timer import stopwatch
+from ds_adacc.program.dispatch_modes import BesideCompiled
 from ds_adacc.program.slots import run_packed
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.learner import Learned
@@ -229,6 +230,8 @@ class PlannedCalls:
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
         around = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice).around
+        if recorded is not None:
+            around = functools.partial(_as_recorded, around)
         if recorded is not None or not self._controller.agreement.known_types[variant.digest].is_timed:
             around = functools.partial(self._timed, variant.digest, around)
         return _Second(recorded or Beginning(incoming.call, variant.recording), around)
@@ -256,6 +259,13 @@ class PlannedCalls:
         block.note_mispredicted(variant)
         self._controller.planning.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(block, bound, position)
+
+
+@contextmanager
+def _as_recorded(around: Around) -> Iterator[None]:
+    """Run a second forward of a call that was recorded: some operators of torch run as others if a mode looks on."""
+    with around(), BesideCompiled():
+        yield
 
 
 def _nothing(_: Any) -> None:

@@ -31,6 +31,7 @@ from ds_adacc.program.signature import (
     ambient,
     describe,
     flatten,
+    own_parameters,
     surroundings,
     why_unrecordable,
 )
@@ -180,7 +181,8 @@ class Runtime:
             except UnreadableModule as reason:
                 return self._plain.fall_back(plain, str(reason))
             block.last_reading = reading
-            shared = aliases(call.inputs, [*call.inner, *held])
+            own = own_parameters(call.inputs, call.closure.parameters)
+            shared = aliases(call.inputs, [*call.inner, *held]), own
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)
             return self._record_or_run(Incoming(block, signature, reading.marks, held, call))

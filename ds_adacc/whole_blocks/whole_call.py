@@ -10,6 +10,7 @@ import torch
 
 from ds_adacc.execute.alive_calls import AliveCall
 from ds_adacc.execute.bound_policy import BoundPolicy
+from ds_adacc.program import transforms
 from ds_adacc.program.geometry import Geometry, span
 from ds_adacc.program.replay import check_parameters
 from ds_adacc.program.slots import Holder, ParameterSlot, Slot
@@ -51,7 +52,7 @@ class WholeCall:
         def in_backward() -> Iterator[None]:
             alive.note_backward()
             check_parameters(parameters, versions, updates.count != began_after)
-            with around():
+            with transforms.left(), around():  # Rule R11
                 yield
 
         self._second: SecondForward | None = SecondForward(

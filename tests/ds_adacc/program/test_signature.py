@@ -152,3 +152,9 @@ def test_hooks_of_all_modules_make_another_call():
     counted = collections.Counter().update
     assert with_hook(register_module_forward_hook, counted) == with_hook(register_module_forward_hook, counted)
     assert ambient() == plain
+
+
+def test_keys_that_are_equal_numbers_are_told_apart():
+    tensor = torch.zeros(2)
+    assert len({flatten({key: tensor}, [], []) for key in (1, True, 1.0, "1", 0.0, -0.0)}) == 6
+    assert flatten({float("nan"): tensor}, [], []) == flatten({float("nan"): tensor}, [], [])

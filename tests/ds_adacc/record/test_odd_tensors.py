@@ -1,9 +1,12 @@
 """Tensors of unusual looks: an element of any stride, transposed noise, masks that select, empty and nested ones."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from recomputing import recomputing
 from recorded import profile_of, record, under
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -300,3 +303,29 @@ def test_floats_of_eight_bits_are_retained_and_recomputed(dtype, policy_of):
     recording = exact(lambda x: InEightBits.apply(x, dtype).sin(), torch.randn(4, 6), policy_of)
     (saved,) = (recording.values[index] for index in recording.saved if recording.values[index].geometry.dtype is dtype)
     assert recording.ops[saved.producer].replayable
+
+
+def test_an_empty_tensor_has_no_address():
+    bags = torch.zeros(0, 3, dtype=torch.long)  # an empty batch: some of what the operator returns has no elements
+    exact(lambda x: F.embedding_bag(bags, x), torch.randn(4, 5))
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.held = nn.Linear(4, 4), torch.zeros(3, 4)
+
+    def forward(self, x, given=None):
+        held = self.held if given is None else given
+        y = self.linear(x) * held
+        return (y * (2 if held.is_neg() else 3)).sin()
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+def test_a_tensor_whose_memory_has_the_negatives_is_another_one(is_argument):
+    runtime, block, numbers = recomputing(), Holder(), torch.randn(3, 4, dtype=torch.cfloat)
+    for part in (numbers.imag, numbers.conj().imag, numbers.imag):
+        args = (torch.randn(3, 4, requires_grad=True), part)[: 1 + is_argument]
+        block.held = part
+        expected = zoo.gradients(block, args, {})
+        zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, functools.partial(runtime.checkpoint, block)))

@@ -73,7 +73,25 @@ class HeldInput(Block):
         return x * 2 + self.held
 
 
-@pytest.mark.parametrize("make", [FirstInput, TwoFields, TwoBuffers, BufferGiven, HeldInput])
+class ParameterGiven(Block):
+    """One of the block's own, in the first calls."""
+
+    def change(self, x, step):
+        return self.a.bias if step < 2 else nn.Parameter(torch.randn(WIDTH))
+
+    def sum(self, x, first):
+        return x * first
+
+
+class ParameterExpanded(ParameterGiven):
+    def change(self, x, step):
+        return super().change(x, step).expand(3, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [FirstInput, TwoFields, TwoBuffers, BufferGiven, HeldInput, ParameterGiven, ParameterExpanded],
+)
 def test_no_tensor_is_taken_for_another(make):
     def arguments(block, step):
         x = torch.randn(3, WIDTH, requires_grad=True)

@@ -200,3 +200,35 @@ def test_a_tensor_of_another_kind_that_is_given_its_memory_makes_the_block_run_p
     recomputing().checkpoint(block, x).sum().backward()
     assert torch.equal(x.grad, x.cos())
     assert "runs without ds_adacc, under plain autograd" in caplog.text
+
+
+def channels_last(block):
+    block.to(memory_format=torch.channels_last)
+
+
+def transposed(block):
+    """As an optimizer may leave it that computes with the transposed weight."""
+    for convolution in block.convolutions:
+        weight = convolution.weight
+        weight.data = weight.data.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+class Convolutions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convolutions = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
+
+    def forward(self, x):
+        first, second = self.convolutions
+        return F.conv2d(first(x).sin(), second.weight * 2, padding=1).sin()
+
+
+@pytest.mark.parametrize("change", [channels_last, transposed])
+def test_weights_may_get_another_layout_between_two_steps(change):
+    def arguments(block, step):
+        if step == 2:
+            change(block)
+        return (torch.randn(2, 4, 6, 6, requires_grad=True),)
+
+    runtime = compare(Convolutions, 4, arguments)
+    assert runtime.recordings == 2
