@@ -23,7 +23,7 @@ from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guarded, of_users
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.plain_objects import PlainObjects
-from ds_adacc.python_state.tensor_marks import looks_of_parameter, mark_of_parameter
+from ds_adacc.python_state.tensor_marks import looks_of_parameter, mark_of_parameter, stride_of
 
 # The dicts in which a module keeps all that it holds. Those of hooks come last.
 _PARAMETERS, _MODULES, _HOOKS, _DICTS = 1, 2, 4, 8
@@ -191,7 +191,7 @@ class Structure:
         parameters = [*chain.from_iterable([held.values() for held in dicts[_PARAMETERS::_DICTS]])]
         if not all(map(operator.is_, parameters, [reference() for reference in self._parameters])):
             return None
-        if [looks_of_parameter(each) for each in parameters if each is not None] != self._looks:
+        if not self._look_the_same([each for each in parameters if each is not None]):
             return None
         attributes = dicts[::_DICTS]
         numbers = [attributes[place][key] for place, key in self._attributes]
@@ -200,6 +200,14 @@ class Structure:
                 return None
             self._numbers = numbers  # equal ones, which the next call has too
         return modules
+
+    def _look_the_same(self, parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether `looks_of_parameter` of each is what it was. To call it for each would take twice as long."""
+        looks = [
+            (each.requires_grad, each.dtype, each.shape, stride_of(each)) if len(old) > 2 else looks_of_parameter(each)
+            for each, old in zip(parameters, self._looks, strict=True)
+        ]
+        return looks == self._looks
 
     def held(self, modules: Sequence[nn.Module] | None) -> list[Any]:
         """What the modules hold besides. `modules`: what `unchanged` has returned, if it was asked."""
