@@ -108,12 +108,11 @@ def _runs_little(block_type: planner.BlockType, recordings: Mapping[str, Recordi
 
 def _falls_in_forward(problem: planner.Problem, solution: planner.Solution) -> bool:
     """Whether forward has the peak, and what caches hold then is a part of it."""
-    uncached = []
-    for block_type in problem.block_types:
-        graph = block_type.profile.graph
-        values = tuple(replace(value, cached=False) for value in graph.values)
-        uncached.append(replace(block_type, profile=replace(block_type.profile, graph=replace(graph, values=values))))
-    return planner.peak_bytes(replace(problem, block_types=tuple(uncached)), solution.policies) < solution.peak
+    uncached = tuple(
+        replace(block_type, profile=replace(block_type.profile, graph=block_type.profile.graph.uncached))
+        for block_type in problem.block_types
+    )
+    return planner.peak_bytes(replace(problem, block_types=uncached), solution.policies) < solution.peak
 
 
 def _held_up_by(problem: planner.Problem, solution: planner.Solution, recordings: Mapping[str, Recording]) -> list[str]:
