@@ -55,6 +55,7 @@ class _Search:
     def __init__(self, problem: Problem, budget: int, max_seconds: float) -> None:
         self._problem = problem
         self._budget = budget
+        self._max_seconds = max_seconds
         self._deadline = time.perf_counter() + max_seconds
         self._why = f"the solver found no policy in {max_seconds:.3g} seconds"
         self._are_whole = True  # the frontiers: none was cut short
@@ -133,9 +134,26 @@ class _Search:
             smallest = other.smallest if refusal is None else min(other.smallest, refusal.smallest)
             raise InfeasibleBudget(self._budget, smallest, proven=other.proven) from None
         except NoSolutionInTime:
+            found += self._of_least_peak()
             if not found:
                 raise
         return replace(_quickest(found), fallback=self._why)
+
+    def _of_least_peak(self) -> Iterator[Solution]:
+        """The policies of the smallest peaks that are found, as far as they fit.
+
+        An error may have named the budget for these. The search for the least time may find none at so tight a budget,
+        and it has taken all of its time: these get half of that again.
+        """
+        self._deadline = time.perf_counter() + self._max_seconds / 2
+        with contextlib.suppress(NoSolutionInTime):
+            least = least_peak(self._problem, self._left() / 2)
+            if least.peak <= self._budget:
+                yield least
+            model = self._of_smallest_peak([policies[0] for policies in least.policies])
+            mixed = evaluate_per_block(self._problem, model.policies())
+            if mixed.peak <= self._budget:
+                yield mixed
 
     def _mixed(self) -> Iterator[Solution]:
         """A mix of the points that were found in time, by a rule, if that finds any."""
@@ -145,18 +163,22 @@ class _Search:
                 yield mixed
 
     def _refusal(self, refusal: InfeasibleBudget, lean: Sequence[Policy]) -> InfeasibleBudget:
-        """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all.
-
-        Only the points that hold the least are on offer. Which other points there are depends on measured seconds, and
-        the budget that is named must do when all is measured again.
-        """
-        model = self._model([of_type[-1:] for of_type in self._frontiers], lean)
+        """The refusal, with the smallest peak of a policy per block if that is less than of one policy for all."""
         try:
-            model.minimise_peak(self._left())
+            smallest = self._of_smallest_peak(lean).peak_bytes()
         except NoSolutionInTime:
             return refusal
-        smallest = model.peak_bytes()
         return refusal if refusal.smallest <= smallest else InfeasibleBudget(self._budget, smallest, proven=False)
+
+    def _of_smallest_peak(self, lean: Sequence[Policy]) -> PerBlockModel:
+        """The model with the policies of the smallest peak that mixes the leanest points and these policies.
+
+        Which other points there are depends on measured seconds. A budget that is named after this peak must do when
+        all is measured again.
+        """
+        model = self._model([of_type[-1:] for of_type in self._frontiers], lean)
+        model.minimise_peak(self._left())
+        return model
 
     def _best(self, others: Sequence[Policy] = (), is_reproducible: bool = True) -> Solution | None:
         """The best policies among the points of the frontiers and the others of `_model`; None if none fit."""

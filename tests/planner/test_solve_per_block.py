@@ -369,3 +369,18 @@ def test_the_points_that_were_found_in_time_are_the_answer_where_one_policy_for_
     monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_per_block"], "solve_uniform", late)
     solution = solve_per_block(unordered, budget, max_seconds=60)
     assert (solution.fallback, solution.peak <= budget) == ("", True)
+
+
+def test_a_budget_that_an_error_has_named_is_kept_though_the_search_for_the_least_time_finds_nothing(gpt, monkeypatch):
+    module = sys.modules["ds_adacc.planner.solve_per_block"]
+    problem = Problem((gpt,), ("gpt",) * gpt.count)
+    with pytest.raises(InfeasibleBudget) as caught:
+        solve_per_block(problem, 1, max_seconds=60)
+    monkeypatch.setattr(module, "solve_uniform", late)
+    monkeypatch.setattr(module, "without_solver", late)
+    monkeypatch.setattr(module, "mix_points", late)
+    found = solve_per_block(problem, caught.value.smallest, max_seconds=60)
+    assert found.peak == peak_bytes(problem, found.policies) <= caught.value.smallest
+    assert found.fallback == "the solver found no policy in 60 seconds"
+    with pytest.raises(NoSolutionInTime, match="late"):
+        solve_per_block(problem, caught.value.smallest // 2, max_seconds=60)
