@@ -9,6 +9,7 @@ dispatcher.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import threading
 import types
@@ -39,6 +40,7 @@ from ds_adacc.python_watch.listener import Listener
 
 # What reads attributes whose names are not in the code.
 _BY_NAME = frozenset({"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple"})
+_BY_NAME |= {"__getstate__", "__reduce__", "__reduce_ex__"}
 # The methods in C of tensors and of nodes in the autograd graph. Tensor.register_hook calls the third.
 _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", "retain_grad"})
 # The functions that launch a kernel of Triton's, and the attributes by which other packages reach a tensor's memory.
@@ -329,9 +331,11 @@ class _Paused:
 
 @functools.lru_cache(4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """The names in the code, and its texts: those of a pattern in `match` are in a tuple."""
+    """The names in the code, and its texts: those of a pattern in `match` are in a tuple. A format holds names too."""
     constants = chain.from_iterable(each if type(each) is tuple else (each,) for each in code.co_consts)
-    return frozenset((*code.co_names, *(each for each in constants if type(each) is str)))
+    texts = [each for each in constants if type(each) is str]
+    in_formats = chain.from_iterable(re.findall(r"\w+", text) for text in texts if "{" in text)
+    return frozenset((*code.co_names, *texts, *in_formats))
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:

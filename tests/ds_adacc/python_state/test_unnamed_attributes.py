@@ -93,6 +93,18 @@ def in_turn(arguments):
     return sum(each for each in vars(arguments).values() if type(each) is float)
 
 
+def by_a_format(arguments):
+    return float("{.scale:.2f}".format(arguments))  # noqa: UP032
+
+
+def by_its_state(arguments):
+    return sum(each for each in arguments.__getstate__().values() if type(each) is float)
+
+
+def by_what_pickle_reads(arguments):
+    return sum(each for each in arguments.__reduce_ex__(2)[2].values() if type(each) is float)
+
+
 def steps(arguments, read, change, count=8):
     """Train a block, and change the arguments after each step. Returns the runtime and the block's variants."""
     torch.manual_seed(0)
@@ -176,6 +188,18 @@ def test_a_number_that_is_read_counts(read):
 def test_a_number_that_is_read_without_its_name_counts_if_it_makes_a_difference(make, read):
     work, _ = steps(make(), read, next_scale, 3)
     assert work.recordings == 3
+
+
+WITHIN_C = [by_a_format, by_what_pickle_reads]
+if hasattr(object, "__getstate__"):  # from Python 3.11 on
+    WITHIN_C.append(by_its_state)
+
+
+@pytest.mark.parametrize("read", WITHIN_C)
+def test_a_number_that_is_read_within_a_function_in_c_counts_from_its_fourth_value_too(read):
+    """The first three values decide nothing."""
+    _, variants = steps(few(), lambda held: 1.0 if read(held) < 3.4 else 3.0, next_scale, 6)
+    assert variants and not any(variant.history.unread for variant in variants)
 
 
 @pytest.mark.parametrize("read", [by_a_made_name, by_a_partial, in_turn])
