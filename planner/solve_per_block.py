@@ -134,7 +134,7 @@ class _Search:
             smallest = other.smallest if refusal is None else min(other.smallest, refusal.smallest)
             raise InfeasibleBudget(self._budget, smallest, proven=other.proven) from None
         except NoSolutionInTime:
-            found += self._of_least_peak()
+            found = found or [*self._of_least_peak()]
             if not found:
                 raise
         return replace(_quickest(found), fallback=self._why)

@@ -67,6 +67,8 @@ class Follower(Recorder):
     waits for its end, since it is compared only then.
     """
 
+    sees_lifetimes = False  # those of the recorded call are known, and each operator would take longer
+
     def __init__(
         self, predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
     ) -> None:

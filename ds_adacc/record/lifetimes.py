@@ -25,7 +25,7 @@ class _Life:
     """
 
     tensors: int = 0
-    ended: int | None = None
+    ended: int = 0
 
 
 class Lifetimes:
@@ -49,7 +49,7 @@ class Lifetimes:
         life = self._lives.get(storage)
         if life is None:
             return -1
-        return len(self._ops) - 1 if life.tensors else (life.ended or 0) - 1
+        return (len(self._ops) if life.tensors else life.ended) - 1
 
 
 class _Ending:

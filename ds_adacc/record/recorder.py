@@ -51,6 +51,7 @@ class Recorder(BesideCompiled):
     """
 
     supports_higher_order_operators = True
+    sees_lifetimes = True  # whether it notes until when the program keeps results
 
     def __init__(self, name: str, call: BlockCall) -> None:
         super().__init__()
@@ -75,7 +76,7 @@ class Recorder(BesideCompiled):
     def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the block calls."""
         with self.watch.paused():  # what the recorder does is no part of the block, and slow while it is watched
-            if not self._records:
+            if not (self._records and self.sees_lifetimes):
                 return self._dispatch(func, args, kwargs)
             renew_copied_variables()
             result = self._dispatch(func, args, kwargs)
@@ -319,8 +320,7 @@ class Recorder(BesideCompiled):
             self.draft.note_call(ran.began, op, ran.written)
         if op is None or not op.replayable:
             return op
-        runs_python = any(part.python_reads is not None for part in op.parts)
-        # To put NumPy's state back is the most work.
+        runs_python = any(part.python_reads is not None for part in op.parts)  # NumPy's state takes longest to put back
         with (unmoved if runs_python else torch_unmoved)(generators_in(ran.given)):
             reason = difference(op, known.tensors, known.parameters)
         if reason is not None:

@@ -59,8 +59,8 @@ _OTHER_THREAD = "another thread runs a block at the same time"
 class Runtime:
     """Runs the calls of the blocks. Its `controller` divides them into steps.
 
-    `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, an
-    engine says when a step ends, and the rectifier runs if the section enables it.
+    `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, the engine says when a step
+    ends, and the rectifier runs if the section enables it.
     """
 
     def __init__(
