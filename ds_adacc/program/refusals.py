@@ -1,6 +1,6 @@
 """Why an operator must not be replayed: it is a collective, writes in place, reads data, and the like (Rule R6).
 
-These are the first of the checks; `record/verify.py` replays what they let pass.
+These are the first of the checks; `record/replayable/verify.py` replays what they let pass.
 """
 
 from __future__ import annotations

@@ -9,31 +9,25 @@ The files, in the order in which a call meets them:
 
 * `block_call`: the call: its inputs and closure, and how to run it.
 * `capture`: runs the block under the recorder, and later gives its saved tensors to the plan's pack hook.
-* `late_slots`: the slots of a recorded call, which autograd alone holds until the forward has ended.
 * `recorder`: the dispatch mode and the pack hook that see every operator and every saved tensor.
 * `follower`: records a call whose program was predicted, beside its plan: it must be the predicted one.
+* `calls/`: the calls that the recorder is told of, and what runs inside them; `executed_call`: one that may become an
+  operator.
 * `draft`: the program as far as it has come: operators, saved tensors and remarks.
+* `replayable/`: whether an operator may be replayed.
+* `naming/`: what a value is called, and which role it has in the model.
+
+What these need to know:
+
+* `frames`: the calls of Python under way in the block; `compiled_kernels`: whether torch.compile's code is running,
+  whose kernels the recorder cannot see.
 * `known_tensors`: which value or parameter a tensor is, by where it lies in memory.
-* `casts`: the casts that autocast keeps for later calls: every call has them as operators.
-* `operator_call`: a call that the dispatcher tells of; `kernel_call`: what an operator of the user's does inside.
-* `function_call`: what a call of an `autograd.Function` does inside; `executed_call`: a call that may become
-  an operator.
-* `kept_by_program`: what the program itself keeps of a call, which no plan frees.
-* `compiled_kernels`: tells whether torch.compile's code is running, whose kernels the recorder cannot see;
-  `roles_inside`: the roles of what its graphs save.
-* `draws`: which operators draw random numbers, and from which state.
-* `taint`: where Python has first read data; `made_of_numbers`: the tensors that hold no data, as they are made of
-  Python's numbers alone.
-* `verify`: replays each operator as soon as it has run, and compares bits; `late_refusals`: what else must not be
-  replayed, which only the whole program tells.
-* `uninitialised`: tells memory that nobody has written to from what a kernel has made.
 * `tensors`: the tensors of the recorded values: those still alive, and the others rebuilt when they are asked for.
+* `late_slots`: the slots of a recorded call, which autograd alone holds until the forward has ended.
+* `casts`: the casts that autocast keeps for later calls: every call has them as operators.
 * `lifetimes`: until when the program keeps in forward what operators return.
 * `backward_nodes`: autograd's graph of the block, and which operator each node is of; `gradient_flow`: what a node
   does with the gradients that it gets.
-* `labels`: what the user would call a value: the module and the tensor. `frames`: the calls under way in the block.
-* `roles`: which layer a value belongs to, read off the operators. `masks`: which values have two values in every call;
-  `extremes`: which ones a mask may fill with Inf or a huge number later.
 
 Other rooms know `capture` and `follower`, and of what these take or give `block_call`, `tensors` and `late_slots`. All
 other files are this room's own. What is written down is in `program/`, what it depends on besides tensors in

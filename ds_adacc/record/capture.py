@@ -29,10 +29,10 @@ from ds_adacc.python_watch.collector import uncollected
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.known_tensors import Unrecordable
-from ds_adacc.record.late_refusals import extra_refusals, without_inaccessible
 from ds_adacc.record.late_slots import LateSlot, LateSlots
+from ds_adacc.record.naming.roles import assign_roles
 from ds_adacc.record.recorder import Recorder
-from ds_adacc.record.roles import assign_roles
+from ds_adacc.record.replayable.late_refusals import extra_refusals, without_inaccessible
 from ds_adacc.record.tensors import RecordedTensors
 
 

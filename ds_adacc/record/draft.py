@@ -18,13 +18,13 @@ from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_dty
 from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, CompiledCode, in_compiled_code
-from ds_adacc.record.draws import Draws
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import KnownTensors, require_plain
-from ds_adacc.record.labels import Labels
-from ds_adacc.record.late_refusals import ChangedState, extra_refusals
 from ds_adacc.record.lifetimes import Lifetimes
-from ds_adacc.record.taint import Taint
+from ds_adacc.record.naming.labels import Labels
+from ds_adacc.record.replayable.draws import Draws
+from ds_adacc.record.replayable.late_refusals import ChangedState, extra_refusals
+from ds_adacc.record.replayable.taint import Taint
 
 _WROTE_UNSEEN = (
     "a kernel that PyTorch does not see wrote to a tensor: neither what the tensor held before nor what it holds now "

@@ -25,18 +25,18 @@ from ds_adacc.python_state.places import Place
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.record.calls.function_call import FunctionCall
+from ds_adacc.record.calls.kept_by_program import kept_by_arguments, kept_by_context
+from ds_adacc.record.calls.kernel_call import KernelCall
+from ds_adacc.record.calls.operator_call import OperatorCall
 from ds_adacc.record.casts import CAST, Cast, Casts, is_autocasts
 from ds_adacc.record.compiled_kernels import in_guards
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall, is_detached
 from ds_adacc.record.frames import renew_copied_variables, run_recorded
-from ds_adacc.record.function_call import FunctionCall
-from ds_adacc.record.kept_by_program import kept_by_arguments, kept_by_context
-from ds_adacc.record.kernel_call import KernelCall
 from ds_adacc.record.known_tensors import Unrecordable
-from ds_adacc.record.made_of_numbers import is_number
-from ds_adacc.record.operator_call import OperatorCall
-from ds_adacc.record.verify import difference
+from ds_adacc.record.replayable.made_of_numbers import is_number
+from ds_adacc.record.replayable.verify import difference
 
 
 class Recorder(BesideCompiled):

@@ -9,7 +9,7 @@ from recorded import profile_of, random_policy, record, under
 from torch import nn
 
 import ds_adacc.program.replay
-import ds_adacc.record.verify
+import ds_adacc.record.replayable.verify
 from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
 
@@ -153,7 +153,7 @@ def test_operator_whose_replay_raises_is_not_replayed(monkeypatch, error):
             raise error("no")
         return ds_adacc.program.replay.replay(op, root, parameters)
 
-    monkeypatch.setattr(ds_adacc.record.verify, "replay", replay)
+    monkeypatch.setattr(ds_adacc.record.replayable.verify, "replay", replay)
     recording = record(*zoo.example("gpt"))
     refusals = [op.refusal for op in recording.ops if op.short_name == "gelu"]
     assert refusals == [f"its replay fails: {error.__name__}: no"]

@@ -130,7 +130,7 @@ def test_resident_bytes_are_read(tmp_path):
 @pytest.mark.parametrize(("budget", "resets"), [("auto", True), (0.9, False)])
 def test_statistics_are_reset_for_a_budget_of_auto_and_before_the_first_plan(allocator, monkeypatch, budget, resets):
     monkeypatch.setattr("ds_adacc.program.generators.default_generators", lambda: (torch.default_generator,))
-    monkeypatch.setattr("ds_adacc.record.draws.default_generators", lambda: (torch.default_generator,))
+    monkeypatch.setattr("ds_adacc.record.replayable.draws.default_generators", lambda: (torch.default_generator,))
     block, args, _ = zoo.example("gpt")
     runtime = Runtime(load({"adacc": {"memory_budget": budget, "codecs": "none"}}))
     for _ in range(3):

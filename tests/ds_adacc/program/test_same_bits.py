@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ds_adacc.profile import codec_costs, probe
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.program.same_bits import DEVICE_PIECE, PIECE, all_same_bits, as_bytes, checksum, pieces, same_bits
-from ds_adacc.record.uninitialised import PATTERNS, differs_only_where_unwritten
+from ds_adacc.record.replayable.uninitialised import PATTERNS, differs_only_where_unwritten
 
 CPU = torch.device("cpu")
 LARGE = 8 * PIECE + 3

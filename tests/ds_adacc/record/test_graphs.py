@@ -199,7 +199,7 @@ def test_where_cuda_graphs_run():
 
 
 def test_cuda_graphs_are_never_replayed(monkeypatch):
-    monkeypatch.setattr("ds_adacc.record.function_call.run_in_cuda_graphs", lambda device: True)
+    monkeypatch.setattr("ds_adacc.record.calls.function_call.run_in_cuda_graphs", lambda device: True)
     recording = record(Fused(), (torch.randn(3, 5, requires_grad=True),), {})
     assert [op.refusal for op in recording.ops if op.is_function] == [
         'torch.compile runs it as a CUDA graph (mode="reduce-overhead" or "max-autotune"), and a second run overwrites '

@@ -304,7 +304,7 @@ def test_a_fault_while_a_block_is_proven_leaves_the_random_state(monkeypatch, er
     noisy(*args)
     expected = torch.get_rng_state()
     torch.manual_seed(4)
-    monkeypatch.setattr("ds_adacc.record.verify.replay", replay)
+    monkeypatch.setattr("ds_adacc.record.replayable.verify.replay", replay)
     try:
         capture("block", call_of(noisy, *args))
     except KeyboardInterrupt:

@@ -18,10 +18,10 @@ from ds_adacc.program.schema import (
     without_statistics,
     written_tensors,
 )
+from ds_adacc.record.calls.kernel_call import KernelCall
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.frames import may_catch_errors
-from ds_adacc.record.kernel_call import KernelCall
 
 
 class OperatorCall:

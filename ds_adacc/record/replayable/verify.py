@@ -10,8 +10,8 @@ import torch
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.replay import replay
 from ds_adacc.program.same_bits import same_bits
+from ds_adacc.record.replayable.uninitialised import PATTERNS, Filled, differs_only_where_unwritten
 from ds_adacc.record.tensors import RecordedTensors
-from ds_adacc.record.uninitialised import PATTERNS, Filled, differs_only_where_unwritten
 
 
 def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[torch.Tensor]) -> str | None:

@@ -17,8 +17,8 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.registration import roles_of_function
 from ds_adacc.record.compiled_kernels import KERNEL
-from ds_adacc.record.extremes import may_become_extreme
-from ds_adacc.record.masks import is_mask
+from ds_adacc.record.naming.extremes import may_become_extreme
+from ds_adacc.record.naming.masks import is_mask
 from ds_adacc.record.tensors import RecordedTensors
 
 _BATCHED = ("bmm", "baddbmm")

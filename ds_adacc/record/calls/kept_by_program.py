@@ -11,7 +11,7 @@ from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.python_state.guards import snapshot
-from ds_adacc.record.function_call import FunctionCall
+from ds_adacc.record.calls.function_call import FunctionCall
 from ds_adacc.record.known_tensors import KnownTensors
 
 

@@ -10,7 +10,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.known_functions import ATTENTION
-from ds_adacc.record.roles import PARTS, READ_AS, STRONGEST_FIRST, made_as
+from ds_adacc.record.naming.roles import PARTS, READ_AS, STRONGEST_FIRST, made_as
 
 
 class RolesInside:

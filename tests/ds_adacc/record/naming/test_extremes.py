@@ -10,7 +10,7 @@ from torch import nn
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.record.extremes import may_become_extreme
+from ds_adacc.record.naming.extremes import may_become_extreme
 from ds_adacc.runtime.runtime import Runtime
 
 WIDTH, TIME = 64, 48

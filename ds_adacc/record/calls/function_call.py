@@ -20,7 +20,7 @@ from ds_adacc.program.schema import LIFTS, has_dynamic_shape, reveals_data, smal
 from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import require_plain
-from ds_adacc.record.roles_inside import RolesInside
+from ds_adacc.record.naming.roles_inside import RolesInside
 
 
 class FunctionCall:

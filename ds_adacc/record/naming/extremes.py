@@ -13,7 +13,7 @@ from ds_adacc.program.arguments import CONSTANTS, extract_numbers
 from ds_adacc.program.known_functions import ATTENTION, SOFTMAX
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.record.masks import makes_all_of
+from ds_adacc.record.naming.masks import makes_all_of
 
 _HUGE = 1e3  # beside activations; masks are of -1e4, -1e9, the least number of the dtype, or -inf
 # These put a number in place of elements.

@@ -2,7 +2,7 @@
 
 import torch
 
-from ds_adacc.record.roles_inside import RolesInside
+from ds_adacc.record.naming.roles_inside import RolesInside
 
 A = torch.ops.aten
 

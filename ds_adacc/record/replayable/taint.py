@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.record.frames import line_of_block
-from ds_adacc.record.made_of_numbers import MadeOfNumbers
+from ds_adacc.record.replayable.made_of_numbers import MadeOfNumbers
 
 
 class _NumbersRead(NamedTuple):
