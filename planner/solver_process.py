@@ -92,9 +92,12 @@ def in_process(search: Callable[..., Found], *given: Any, max_seconds: float, **
             "tells whether the solver works here; if it does, please report this"
         )
     found = pickle.loads(answer)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    try:
+        if isinstance(found, Exception):
+            raise found
+        return found
+    finally:
+        del found  # else the error's traceback, which has this frame, would keep all that called until a collection
 
 
 def _last_words(stderr: bytes) -> str:

@@ -100,9 +100,14 @@ class Ranks:
             except Exception as raised:
                 error = raised
         result, received = self.from_first((result, _portable(error)))
-        if received is not None:
-            raise error or received
-        return result
+        try:
+            if received is not None:
+                raise error or received
+            return result
+        finally:
+            # The traceback has this frame, which would have the error. Whoever catches it would keep all frames alive,
+            # and with the script's its model, until Python collects garbage.
+            del error, received
 
 
 class Ballot:

@@ -56,7 +56,7 @@ def solve(
                 group = replace(group, shortfall=with_advice(group.shortfall, config))
             groups.append(group)
         except planner.InfeasibleBudget as error:
-            refusals.append(error)
+            refusals.append(error.with_traceback(None))  # that would have this list, and be kept by it
             if forgiven is Forgiven.ALL:
                 groups.append(solver.without_solver(component, str(error), error.smallest))
     if refusals and forgiven is not Forgiven.ALL:

@@ -44,20 +44,20 @@ def held_tensors(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
 
     What a tensor wraps comes in its place.
     """
-    met: set[int] = set()
+    return _found(value, (), set())
 
-    def found(thing: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-        if type(thing) in (*SCALARS, *weakref.ProxyTypes) or id(thing) in met or len(met) >= _MOST:
-            return
-        met.add(id(thing))
-        parts = _parts(thing)
-        if not parts and isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter):
-            yield path, thing
-        elif len(path) < _DEPTH:
-            for key, part in parts:
-                yield from found(part, (*path, key))
 
-    return found(value, ())
+def _found(thing: Any, path: Path, met: set[int]) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Those in what the path leads to. `met`: the identities of what was looked at before."""
+    if type(thing) in (*SCALARS, *weakref.ProxyTypes) or id(thing) in met or len(met) >= _MOST:
+        return
+    met.add(id(thing))
+    parts = _parts(thing)
+    if not parts and isinstance(thing, torch.Tensor) and not isinstance(thing, nn.Parameter):
+        yield path, thing
+    elif len(path) < _DEPTH:
+        for key, part in parts:
+            yield from _found(part, (*path, key), met)
 
 
 def tensor_at(holder: Any, path: Path) -> Any:

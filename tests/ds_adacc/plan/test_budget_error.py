@@ -1,5 +1,6 @@
 """The error of a budget that no plan fits names the key, what to set, and what takes the memory."""
 
+import contextlib
 import pickle
 import random
 import re
@@ -135,6 +136,22 @@ def test_the_fraction_that_it_names_is_large_enough():
     assert fraction(1_894_500, 3_000_000) == "0.6316"
     assert fraction(1_894_499, 3_000_000) == "0.6315"
     assert fraction(3_000_000, 3_000_000) == "1.0"
+
+
+def test_a_script_that_catches_it_keeps_nothing_alive(uncollected):
+    """A search for the largest batch frees one model before it makes the next."""
+
+    class Held:
+        pass
+
+    def refuses():
+        held, adacc = Held(), refused("1KiB")
+        with contextlib.suppress(BudgetTooSmall):
+            adacc.end_step()
+        return weakref.ref(held), weakref.ref(adacc.runtime)
+
+    held, runtime = refuses()
+    assert held() is None and runtime() is None
 
 
 def test_a_rank_that_catches_it_keeps_nothing_of_it(monkeypatch, uncollected):

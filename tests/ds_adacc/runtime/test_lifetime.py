@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import logging
+import types
 import weakref
 
 import pytest
@@ -194,6 +196,31 @@ def test_a_runtime_is_freed_with_its_last_user(uncollected):
     gone = weakref.ref(runtime)
     del runtime
     assert gone() is None
+
+
+@pytest.mark.parametrize("section", [LOSSLESS, LOSSY])
+def test_steps_leave_nothing_to_the_collector(section, uncollected):
+    """DeepSpeed's `disable_python_gc` turns it off for a whole run."""
+
+    def steps():
+        runtime, block = Runtime(load({"adacc": section}), has_engine=True), zoo.GPTBlock()
+        for seed in range(6):
+            step(runtime, block, seed)
+
+    steps()  # Numba compiles in it
+    gc.collect()
+    steps()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(0)
+    garbage, gc.garbage[:] = [*gc.garbage], []
+    assert [each for each in garbage if is_ours(each)] == []
+
+
+def is_ours(thing):
+    """Whether it is a tensor, or an object or function of ds_adacc. (torch.utils._pytree leaves some functions.)"""
+    owner = thing.__module__ if type(thing) is types.FunctionType else type(thing).__module__
+    return issubclass(type(thing), torch.Tensor) or owner.split(".")[0] == "ds_adacc"
 
 
 def test_a_failed_planning_keeps_no_frames_alive(uncollected, monkeypatch):
