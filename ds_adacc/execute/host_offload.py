@@ -44,10 +44,10 @@ class CudaHandle:
     """A copy of tensors in pinned memory; and the tensors, before they are dropped or after they have come back.
 
     `tensors` were allocated on `stream`; while there are none, the tuple is empty. `copied` is the event of the last
-    copy between them and `hosts`, which are parts of `memory`.
+    copy between them and `hosts`, which are parts of `memory`. `device`: where the tensors were and will be.
     """
 
-    __slots__ = ("__weakref__", "copied", "hosts", "memory", "pool", "stream", "tensors")
+    __slots__ = ("__weakref__", "copied", "device", "hosts", "memory", "pool", "stream", "tensors")
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class CudaHandle:
         pool: PinnedPool,
     ) -> None:
         self.tensors = tensors
+        self.device = tensors[0].device
         self.stream = stream
         self.copied = copied
         self.hosts = hosts
@@ -77,32 +78,36 @@ class CudaHandle:
 
 
 class CudaTransfer:
-    """Copies on two streams of their own, one each way.
+    """Copies on two streams of their own, one each way; a model may be spread over devices, which have two each.
 
     What comes back is allocated on the stream that asks for it, as the output of a replay would be. Memory of another
     stream's pool is reused only after the host has seen its last use, and the host runs far ahead of the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._outward = torch.cuda.Stream(device)
-        self._homeward = torch.cuda.Stream(device)
+        self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}  # outward, homeward
+        self._streams_of(device)
         self._pool = PinnedPool()
+
+    def _streams_of(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        return self._streams[device]
 
     def reserve(self, sizes: Iterable[int]) -> None:
         self._pool.reserve(sizes)
 
     def out(self, tensors: Tensors) -> CudaHandle:
-        nbytes = sum(tensor.nbytes for tensor in tensors)
-        current, (memory, free) = torch.cuda.current_stream(self._device), self._pool.take(nbytes)
-        hosts = _parts(memory, tensors)
-        self._outward.wait_stream(current)
+        nbytes, device = sum(tensor.nbytes for tensor in tensors), tensors[0].device
+        current, (memory, free) = torch.cuda.current_stream(device), self._pool.take(nbytes)
+        hosts, (outward, _) = _parts(memory, tensors), self._streams_of(device)
+        outward.wait_stream(current)
         if free is not None:
-            self._outward.wait_event(free)
-        with torch.cuda.stream(self._outward):
+            outward.wait_event(free)
+        with torch.cuda.stream(outward):
             for host, tensor in zip(hosts, tensors, strict=True):
                 host.copy_(tensor, non_blocking=True)
-            copied = self._outward.record_event()
+            copied = outward.record_event()
         return CudaHandle(tensors, current, copied, hosts, memory, self._pool)
 
     def drop(self, handle: CudaHandle) -> None:
@@ -111,18 +116,19 @@ class CudaTransfer:
     def back(self, handle: CudaHandle) -> None:
         if handle.tensors:
             return
-        current = handle.stream = torch.cuda.current_stream(self._device)  # Rule E9
-        tensors = tuple(torch.empty_like(host, device=self._device, pin_memory=False) for host in handle.hosts)
+        current = handle.stream = torch.cuda.current_stream(handle.device)  # Rule E9
+        tensors = tuple(torch.empty_like(host, device=handle.device, pin_memory=False) for host in handle.hosts)
         handle.tensors = tensors
-        self._homeward.wait_stream(current)  # its memory may still be in use there
-        self._homeward.wait_event(handle.copied)
-        with torch.cuda.stream(self._homeward):
+        _, homeward = self._streams_of(handle.device)
+        homeward.wait_stream(current)  # its memory may still be in use there
+        homeward.wait_event(handle.copied)
+        with torch.cuda.stream(homeward):
             for tensor, host in zip(tensors, handle.hosts, strict=True):
                 tensor.copy_(host, non_blocking=True)
-            handle.copied = self._homeward.record_event()
+            handle.copied = homeward.record_event()
 
     def take(self, handle: CudaHandle) -> Tensors:
-        current = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(handle.device)
         current.wait_event(handle.copied)
         tensors, handle.tensors = handle.tensors, ()
         if current != handle.stream:

@@ -198,9 +198,17 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
 
     Torch's own `saved_tensors_hooks` leaves the hooks there for good if an interrupt (KeyboardInterrupt) comes while it
     begins: Python raises that where a function in C returns. Here the hooks are gone even then.
+
+    A backward within `run` stays on this thread, also on a GPU, for which autograd has threads of its own. There nobody
+    would be told of the Python that it runs, and two threads would race for the order in which it saves tensors.
     """
+    threads = torch._C._is_multithreading_enabled()
     try:
-        torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
-        return run()
+        torch._C._set_multithreading_enabled(False)
+        try:
+            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            return run()
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
     finally:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        torch._C._set_multithreading_enabled(threads)

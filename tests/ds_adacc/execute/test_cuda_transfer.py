@@ -107,6 +107,17 @@ def test_what_is_copied_out_and_dropped_comes_back(transfer, dtype):
     assert handle.tensors == ()
 
 
+def test_what_lay_on_another_device_comes_back_to_that(cuda):
+    """Blocks of one model may lie on several."""
+    transfer, tensor = CudaTransfer(torch.device("cuda", 7)), torch.randn(5)
+    handle = transfer.out((tensor,))
+    transfer.drop(handle)
+    transfer.back(handle)
+    (found,) = transfer.take(handle)
+    assert found.device == CPU and torch.equal(found, tensor)
+    assert names(compute().waits) == ["stream3@1", "stream4@1"], "streams 1 and 2 are of the first device"
+
+
 def test_several_tensors_are_one_copy(transfer):
     tensors = torch.arange(7, dtype=torch.uint8), torch.randn(3, 5).double(), torch.empty(0), torch.randn(3)
     handle = transfer.out(tensors)

@@ -57,6 +57,17 @@ def test_roundtrip(transfer, device, nbytes):
     del others
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_roundtrip_of_a_tensor_on_another_device(transfer, device):
+    tensor = noise(MIB, torch.device("cuda", 1 - device.index))
+    expected = tensor.cpu()
+    handle = transfer.out((tensor,))
+    transfer.drop(handle)
+    transfer.back(handle)
+    (found,) = transfer.take(handle)
+    assert found.device == tensor.device and torch.equal(found.cpu(), expected)
+
+
 def test_roundtrip_on_a_side_stream(transfer, device):
     expected = noise(256 * MIB, device).cpu()
     side = torch.cuda.Stream(device)

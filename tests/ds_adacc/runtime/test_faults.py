@@ -154,6 +154,7 @@ def assert_clean():
     assert _get_current_dispatch_mode_stack() == []
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+    assert torch._C._is_multithreading_enabled()
 
 
 def assert_same(plain, ours):
