@@ -141,7 +141,7 @@ def test_the_last_backward_is_observed_too(others):
     blocks = [lambda: zoo.InPlaceBlock(WIDTH), *others]
     makes = iter(blocks)
     model = Model(lambda: next(makes)(), layers=len(blocks))
-    runtime, seen = trained(model, 0.8)
+    runtime, seen = trained(model, 0.6)  # torch 2.15 takes less, so that at 0.8 nothing would be off
     assert runtime.controller.plan.reason.startswith("the plan before took ")
     assert abs(model.peak(runtime.checkpoint) - seen[-1].peak.observed) <= ALLOWANCE
 
