@@ -13,7 +13,7 @@ from ds_adacc import planner
 from ds_adacc.compact.compact import Compact
 from ds_adacc.runtime.find_blocks import beside, no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import runs
+from ds_adacc.runtime.wrap import runs, runtimes_of
 from ds_adacc.steps.step_controller import StepController
 
 _RUN_WITHOUT = "run as without ds_adacc, outside of memory_budget. Change the model before its engine is made"
@@ -78,6 +78,12 @@ class Adacc:
                 "and every block recomputes. Call engine.step() after each engine.backward()",
                 self._backwards,
             )
+
+    def note_update(self) -> None:
+        """Note that the optimizer has changed the parameters: of blocks that another engine serves, too."""
+        modules = () if self._model is None else self._model.modules()
+        for runtime in {self.runtime, *runtimes_of(modules)}:
+            runtime.controller.note_update()
 
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""

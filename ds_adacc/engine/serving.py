@@ -67,6 +67,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         section=section.model_dump(mode="json", warnings=False),
         blocks=list(blocks),
     )
+    in_training = _layers_in_training(engine)
     with ExitStack() as undo:
         undo.callback(unwrap_blocks(checkpointing.registry.own_modules(engine.module)))  # it wraps them again
         undo.callback(unwrap_blocks, blocks.values())
@@ -77,6 +78,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
         engine.adacc = Adacc(runtime, blocks, compact, engine.module)
         patch_engine(engine, is_pipeline)  # raises an error if DeepSpeed's engine has not all methods
         undo.pop_all()
+    _give_back_as_now(engine, in_training)
     # Not the model: torch.compile would compile the hook too.
     runtime.agreement.budget.begin_with(engine)
     take_over_gradient_checkpointing(engine.module, blocks)
@@ -96,14 +98,30 @@ def leave_alone(engine: Any) -> None:
     model = engine.module
     restore_optimizer(engine)
     own = checkpointing.registry.own_modules(model)
-    served = list(filter(is_wrapped, own))
+    served, in_training = list(filter(is_wrapped, own)), _layers_in_training(engine)
     unwrap_blocks(served)
+    _give_back_as_now(engine, in_training)
     restore_gradient_checkpointing(own)
     if isinstance(model, PipelineModule):
         pipeline.put_back_checkpoint_function(model)
     checkpointing.registry.unregister_model(model)
     if served:
         get_logger().info("%d blocks of an earlier engine run without ds_adacc from now on", len(served))
+
+
+def _layers_in_training(engine: Any) -> dict[int, nn.Module]:
+    """The layers that a hybrid engine gives other forwards in `eval`, by their places in its list.
+
+    Its `train` gives them back the forwards that they had when it was made. Without those that have others now.
+    """
+    known = zip(getattr(engine, "_orig_modules", ()), getattr(engine, "_orig_fwds", ()), strict=True)
+    return {place: module for place, (module, forward) in enumerate(known) if module.forward == forward}
+
+
+def _give_back_as_now(engine: Any, in_training: dict[int, nn.Module]) -> None:
+    """Have a hybrid engine give these layers back the forwards that they have now."""
+    for place, module in in_training.items():
+        engine._orig_fwds[place] = module.forward
 
 
 def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:

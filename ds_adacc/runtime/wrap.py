@@ -52,7 +52,12 @@ def is_wrapped(module: nn.Module) -> bool:
 
 def runs(runtime: Runtime, module: nn.Module) -> bool:
     """Whether it is this runtime that runs the forward of the module."""
-    return any(vars(module)[attribute].runtime is runtime for attribute in _wrapped(module))
+    return runtime in runtimes_of([module])
+
+
+def runtimes_of(modules: Iterable[nn.Module]) -> set[Runtime]:
+    """The runtimes that run the forwards of these modules."""
+    return {vars(module)[attribute].runtime for module in modules for attribute in _wrapped(module)}
 
 
 def call_asked(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

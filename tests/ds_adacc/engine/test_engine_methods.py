@@ -13,6 +13,7 @@ from ds_adacc.engine.engine_methods import patch_optimizer, restore_optimizer
 
 pytestmark = pytest.mark.ranks
 by_stage = pytest.mark.parametrize("stage", ["1", further("2"), "3"])
+CHANGED = "has been changed by a step of the optimizer since the block's forward: call backward"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,12 @@ def results(request, tmp_path_factory):
 def test_a_replay_with_weights_of_after_the_step_is_refused(results, stage):
     plain, replayed = results[stage]["plain"], results[stage]["replayed"]
     assert plain["said"] is None and replayed["losses"] == plain["losses"][:4]
-    assert "has been changed by a step of the optimizer since the block's forward: call backward" in replayed["said"]
+    assert CHANGED in replayed["said"]
+
+
+@pytest.mark.parametrize("stage", ["1"])
+def test_a_replay_with_weights_of_after_a_step_of_another_engine_is_refused(results, stage):
+    assert CHANGED in (results[stage]["shared"] or "")
 
 
 @by_stage
@@ -59,8 +65,8 @@ class Engine:
 
     def __init__(self, optimizer, inside=None):
         self.optimizer, self.basic_optimizer, self.steps = optimizer, inside or optimizer, 0
-        self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step)
-        self.adacc.controller = SimpleNamespace(end_pending_pass=lambda: None, note_update=lambda: None)
+        self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step, note_update=lambda: None)
+        self.adacc.controller = SimpleNamespace(end_pending_pass=lambda: None)
 
     def end_step(self):
         self.steps += 1
