@@ -111,7 +111,7 @@ class Project(torch.autograd.Function):
         columns: Tensor,
         shared: Shared | None,
     ) -> Tensor:
-        output = _linear(x, weight, bias)
+        output = _as_trained(x, weight, bias)
         # Under autocast the output tells in which dtype the product was computed.
         if not update.requires_grad:
             z = None
@@ -129,10 +129,23 @@ class Project(torch.autograd.Function):
         z, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
-        of_input = gradient.matmul(weight.to(gradient.dtype)) if needs[0] else None
+        of_input = None
+        if needs[0]:
+            of_input = flat.matmul(weight.to(gradient.dtype)).view(*gradient.shape[:-1], weight.shape[1])
         of_bias = flat.sum(0) if needs[2] else None
         of_update = flat.T.mm(z.reshape(-1, z.shape[-1])) if needs[3] else None
         return of_input, None, of_bias, of_update, None, None, None
+
+
+def _as_trained(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The bits that torch computes where gradients reach the weight: then it multiplies all rows in one product.
+
+    Without them it may use several, where an input's memory is in another order.
+    """
+    if x.dim() <= 2 or (bias is not None and x.is_contiguous()):
+        return _linear(x, weight, bias)
+    output = _linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], len(weight))
+    return output if bias is None else output.add_(bias.to(output.dtype))
 
 
 register_function(Project, replay="operators")

@@ -87,6 +87,34 @@ def _are_nested(dimensions: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
+def cover(views: Iterable[Geometry], whole: Geometry) -> bool:
+    """Whether the views, whose starts are seen from `whole`, show all elements between its first and its last one."""
+    seen = [view for view in views if view.numel and view.dtype is whole.dtype]
+    elements = whole.span // whole.dtype.itemsize
+    if any(view.is_dense and view.numel == elements for view in seen):
+        return True
+    # Elements are marked in runs, as long as all views allow: those of a query are as long as a head is wide.
+    run = max(math.gcd(elements, *map(_run, seen)), 1)
+    marks = torch.zeros(elements // run, dtype=torch.bool)
+    for view in seen:
+        steps = [(n // run, 1) if step == 1 else (n, step // run) for n, step in _steps(view)]
+        start = view.start // view.dtype.itemsize // run
+        marks.as_strided([n for n, _ in steps], [step for _, step in steps], start).fill_(True)
+    return bool(marks.all())
+
+
+def _run(view: Geometry) -> int:
+    """The most elements of which the view shows all or none, wherever they begin at a multiple of that number."""
+    lengths = [n for n, step in _steps(view) if step == 1]
+    others = (step for _, step in _steps(view) if step != 1)
+    return math.gcd(view.start // view.dtype.itemsize, lengths[0], *others) if len(lengths) == 1 else 1
+
+
+def _steps(view: Geometry) -> list[tuple[int, int]]:
+    """The length and the stride of each dimension that leads to other elements."""
+    return [(n, step) for n, step in zip(view.size, view.stride, strict=True) if n > 1 and step]
+
+
 def why_not_plain(tensor: torch.Tensor) -> str | None:
     """What kind of tensor it is, if its memory cannot be described by a geometry; None if it can."""
     if type(tensor) is not torch.Tensor and not isinstance(tensor, torch.nn.Parameter):

@@ -3,13 +3,17 @@
 A mask hides nothing while no text is padded. The first padded batch may come thousands of steps later, when a lossy
 codec holds the masked scores. A codec makes NaN of a group of elements with an Inf in it. If one element is -1e9, zero
 is all that is left of the others. So the operators are asked which numbers they put in place of elements.
+
+A value that a compiled graph saves is all memory of a storage (`graphs.extents`). What of it no saved tensor shows may
+never be written: a kernel pads rows, say. Then it holds whatever was in that memory before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from ds_adacc.program.arguments import CONSTANTS, extract_numbers
+from ds_adacc.program.arguments import CONSTANTS, ValueRef, extract_numbers
+from ds_adacc.program.geometry import Geometry, cover
 from ds_adacc.program.known_functions import ATTENTION, SOFTMAX
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
@@ -29,7 +33,7 @@ def may_become_extreme(recording: Recording, infinite: Collection[int]) -> set[i
     What Functions and compiled graphs do inside is not known. Their results are taken for moderate, as are those of
     fused attention. So are inputs and buffers.
     """
-    found = set(infinite)
+    found = {*infinite, *_partly_saved(recording)}
     for op in recording.ops:
         if not op.is_aten or ATTENTION in op.name or not (_puts_huge_number(op) or found.intersection(op.reads)):
             continue
@@ -39,6 +43,16 @@ def may_become_extreme(recording: Recording, infinite: Collection[int]) -> set[i
             if value.geometry.dtype.is_floating_point and not (is_moderate and makes_all_of(value, op)):
                 found.add(value.index)
     return found
+
+
+def _partly_saved(recording: Recording) -> set[int]:
+    """The values of compiled graphs of which some memory is in no saved tensor."""
+    made = {index for op in recording.graph_ops for index in op.outputs if index is not None}
+    views: dict[int, set[Geometry]] = {index: set() for index in recording.saved & made}
+    for position in recording.positions:
+        if position.value in views and isinstance(position.ref, ValueRef):
+            views[position.ref.index].add(position.ref.geometry)
+    return {index for index, seen in views.items() if not cover(seen, recording.values[index].geometry)}
 
 
 def _puts_huge_number(op: RecordedOp) -> bool:

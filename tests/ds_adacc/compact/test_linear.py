@@ -46,6 +46,23 @@ def test_outputs_and_all_other_gradients_are_bit_identical(shape, bias, mode):
     assert layer.weight.grad is None
 
 
+@pytest.mark.parametrize("rows", [(5, 3), (7, 1), (33, 2), (3, 0)])
+@pytest.mark.parametrize("what", ["input", "gradient"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("mode", ["float32", "bfloat16", "autocast"])
+def test_bits_are_the_same_if_memory_is_in_another_order(rows, what, bias, mode):
+    """Where no gradient reaches the weight, torch multiplies such tensors in another way, with other rounding."""
+    dtype = torch.bfloat16 if mode == "bfloat16" else torch.float32
+    plain, layer = pair(bias, dtype=dtype)
+    x, by = torch.randn(*rows, 32, dtype=dtype), torch.randn(*rows, 48, dtype=dtype)
+    if what == "input":
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    else:
+        by = by.transpose(0, 1).contiguous().transpose(0, 1)
+    for one, other in zip(*(gradients(each, x, by, mode == "autocast") for each in (plain, layer)), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
 def test_only_the_projection_is_saved_beside_the_weight():
     _, layer = pair()
     x, saved = torch.randn(5, 32, requires_grad=True), []

@@ -106,6 +106,78 @@ class Attention(nn.Module):
         return x + self.out((scores - scores.logsumexp(-1, keepdim=True)).exp() @ v)
 
 
+REST = torch.zeros(1)  # what is in the memory that `padded` does not write
+
+
+@torch.library.custom_op("test_extremes::padded", mutates_args=())
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """The sine, in rows that are four elements longer, as kernels pad them."""
+    made = REST.item() + torch.zeros(*x.shape[:-1], x.shape[-1] + 4)
+    made[..., :-4] = x.sin()
+    return made[..., :-4]
+
+
+@padded.register_fake
+def _(x):
+    return x.new_empty(*x.shape[:-1], x.shape[-1] + 4)[..., :-4]
+
+
+padded.register_autograd(
+    lambda ctx, grad: grad * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Padded(nn.Module):
+    """A compiled graph that saves a part of a memory, and the query, the key and the value, which are all of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.first, self.last = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + self.last(padded(self.first(q.sin() * k.sin() + v.sin())).sin())
+
+
+@pytest.fixture
+def compiled_padded():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    blocks = nn.ModuleList(Padded() for _ in range(3))
+    for block in blocks:
+        block.compile(backend="aot_eager")
+    yield blocks
+    REST.zero_()
+
+
+def test_what_a_graph_saves_only_a_part_of(compiled_padded):
+    recording = record(compiled_padded[0], (torch.randn(2, 8, WIDTH, requires_grad=True),), {})
+    size = 2 * 8 * WIDTH * 4
+    moderate = {value.nbytes: value.moderate for value in recording.values if value.index in recording.saved}
+    assert moderate == {size: True, 3 * size: True, size + 2 * 8 * 4 * 4: False}
+
+
+@pytest.mark.usefixtures("slow_replays")
+@pytest.mark.parametrize("rest", [math.nan, 1e9])
+def test_memory_that_a_graph_never_writes_does_no_harm(compiled_padded, rest):
+    section = {"memory_budget": 0.6, "max_gradient_error": None, "rectifier": {"enabled": False}}
+    runtime = Runtime(load({"adacc": section}), has_engine=True)
+    adacc, found = Adacc(runtime), []
+    for step in range(5):
+        torch.manual_seed(0)
+        REST.fill_(rest if step == 4 else 0.0)
+        hidden = torch.randn(4, TIME, WIDTH, requires_grad=True)
+        for block in compiled_padded:
+            hidden = runtime.checkpoint(block, hidden)
+        compiled_padded.zero_grad()
+        hidden.square().sum().backward()
+        found.append([parameter.grad for parameter in compiled_padded.parameters()])
+        adacc.end_step()
+    assert any(not torch.equal(*pair) for pair in zip(found[0], found[3], strict=True)), "a codec is in force"
+    assert all(torch.equal(*pair) for pair in zip(found[3], found[4], strict=True))
+
+
 @pytest.mark.usefixtures("slow_replays")
 def test_gradients_are_finite_in_the_first_padded_batch():
     config = load({"adacc": {"memory_budget": 0.6, "codecs": {"other": "group"}, "max_gradient_error": None}})
