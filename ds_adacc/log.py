@@ -34,7 +34,7 @@ def get_logger() -> logging.Logger:
     return logger
 
 
-class EngineLog(logging.LoggerAdapter[logging.Logger]):
+class EngineLog(logging.LoggerAdapter):
     """The logger for lines about one engine. `engine` is what users may call it, such as "engine 2 (Discriminator)".
 
     The lines begin with that where `names_engine` is true: there are several, whose blocks may have the same names.

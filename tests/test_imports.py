@@ -67,6 +67,16 @@ def test_a_package_of_another_version_is_told_how_to_be_found(monkeypatch, error
     assert raised.value.__cause__ is error
 
 
+def test_no_class_is_derived_from_what_python_3_10_cannot_subscript():
+    """Python 3.11 came with `LoggerAdapter[...]`; nothing of ds_adacc could be imported before that."""
+    older = "import logging; del logging.LoggerAdapter.__class_getitem__, logging.StreamHandler.__class_getitem__\n"
+    rooms = [path.parent for path in (ROOT / "ds_adacc").glob("**/__init__.py") if path.parent != ROOT / "ds_adacc"]
+    names = [path.relative_to(ROOT).with_suffix("") for room in rooms for path in room.glob("[a-z]*.py")]
+    code = older + "".join(f"import {'.'.join(name.parts)}\n" for name in names if "cuda" not in name.parts)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+
+
 def test_doctor_itself_needs_no_package_that_it_looks_for():
     code = "import sys, ds_adacc.cli.doctor; print([m for m in ('torch', 'mip', 'pydantic') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
