@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ds_adacc.python_state.calls_in_c import why_unseen
 from ds_adacc.python_state.content import (
+    NUMBERS,
     SCALARS,
     Items,
     Unreadable,
@@ -228,7 +229,7 @@ class Walk:
                 if issubclass(cls, type) and _is_registry(value):
                     continue
                 is_special = key[:2] == "__" and key != "__call__"  # perhaps made by a class decorator, with a closure
-                if is_special and type(value) is not types.FunctionType:
+                if is_special and type(value) not in (types.FunctionType, *NUMBERS):
                     continue
                 state = state_in(value)
                 mark = None

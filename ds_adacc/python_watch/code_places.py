@@ -12,7 +12,7 @@ from typing import Any
 import numpy.random
 import torch
 
-from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
+from ds_adacc.python_state.content import NUMBERS, TRUSTED, global_names, imports, is_library
 from ds_adacc.python_state.places import Place
 
 # The Python modules whose functions draw random numbers.
@@ -75,7 +75,7 @@ class CodePlaces:
         self._met.add(module)
         source, members = module.__name__, vars(module)
         for name in self._names:
-            if name.startswith("__"):
+            if name.startswith("__") and type(members.get(name)) not in NUMBERS:
                 continue
             if name not in members:
                 if name in self._may_come and not is_library(source):
@@ -118,6 +118,11 @@ def _is_pythons(value: Any) -> bool:
 def is_put_back(owner: Any) -> bool:
     """Whether it is a random generator whose state a second forward puts back (Rule E17)."""
     return any(owner is generator for generator in _GENERATORS)
+
+
+def state_of_numpy() -> str:
+    """The state of NumPy's generator, to be compared."""
+    return str([each.tobytes() if hasattr(each, "tobytes") else each for each in numpy.random.get_state()])
 
 
 def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:
