@@ -53,7 +53,7 @@ class CodePlaces:
             elif is_global and not _is_pythons(builtin.get(name)):
                 self._add_global(builtin, name)
             elif name in self._may_come or (is_global and name not in self._texts and name not in builtin):
-                self._add_absent(namespace, name)
+                self._add(namespace, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
                 self.add_members(frame.f_locals[name])
@@ -79,7 +79,7 @@ class CodePlaces:
                 continue
             if name not in members:
                 if name in self._may_come and not is_library(source):
-                    self._add_absent(members, name)
+                    self._add(members, name)
                 continue
             value = members[name]
             if isinstance(value, types.ModuleType):
@@ -88,23 +88,33 @@ class CodePlaces:
             elif source in RANDOM and callable(value) and not isinstance(value, type):
                 self._cannot_guard(f"{source}.{name}", value)
             elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
-                self.found.setdefault(f"{source}.{name}", (members, name))
+                self._add(members, name)
 
     def _add_global(self, namespace: Mapping[str, Any], name: str) -> None:
-        value, full_name = namespace[name], f"{namespace.get('__name__')}.{name}"
+        value = namespace[name]
         if isinstance(value, types.ModuleType):
             self.add_members(value)
         elif _source(value) in RANDOM:
-            self._cannot_guard(full_name, value)
+            self._cannot_guard(f"{namespace.get('__name__')}.{name}", value)
         elif not (isinstance(value, type) and is_library(value.__module__)):
-            self.found.setdefault(full_name, (namespace, name))
+            self._add(namespace, name)
 
-    def _add_absent(self, namespace: Mapping[str, Any], name: str) -> None:
-        self.found.setdefault(f"{namespace.get('__name__')}.{name}", (namespace, name))
+    def _add(self, namespace: Mapping[str, Any], name: str) -> None:
+        self.found.setdefault(f"{_name_of(namespace)}.{name}", (namespace, name))
 
     def _cannot_guard(self, what: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         self.sources.setdefault(f"{what} in {self._code.co_name}", is_put_back(owner))
+
+
+def _name_of(namespace: Mapping[str, Any]) -> str:
+    """The name of a Python module, by its namespace; with its address, unless this is the module that has the name.
+
+    A program may load several files under one name, as for its configs.
+    """
+    name = str(namespace.get("__name__"))
+    has_name = getattr(sys.modules.get(name), "__dict__", None) is namespace
+    return name if has_name else f"{name} at {id(namespace):#x}"
 
 
 def _is_pythons(value: Any) -> bool:

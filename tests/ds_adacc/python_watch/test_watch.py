@@ -429,6 +429,25 @@ def test_what_is_not_there_may_come(name, what, monkeypatch):
     assert work.recordings == 2
 
 
+@pytest.mark.parametrize("calls", (False, True))
+def test_two_python_modules_of_one_name_are_told_apart(calls):
+    """A function of each reads a global, or the block reads it itself."""
+    first, second = (types.ModuleType("settings") for _ in range(2))
+    for number, each in enumerate((first, second)):
+        exec(f"factor = 1.0\ndef scaled(): return factor + {number}", each.__dict__)
+
+    def use(x):
+        return first.scaled() * second.scaled() if calls else first.factor * second.factor
+
+    work, block = recomputing(), Block(use)
+    for factor in (1.0, 3.0):
+        second.factor = factor
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+
+
 def test_pythons_own_builtins_are_no_places():
     work = recomputing()
     block = Block(lambda x: float(len((open, exit, NotImplemented, Ellipsis, ValueError, __import__, print))))
