@@ -199,6 +199,8 @@ class Walk:
             guards[name] = Unreadable(kind) if content is None else (kind, content)
             if isinstance(content, Unreadable):
                 guards[name] = content
+            elif content is not None and items is None:  # beside its bytes: the mask of a masked array, say
+                items = attributes_of(value)
         if items is not None:
             self.classes(kind)
         if not items:
