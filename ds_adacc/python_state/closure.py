@@ -32,13 +32,15 @@ class Closure:
 
     `tensors` are those in a function's own cells; they count as arguments of the call. `plain` is all that is neither
     module nor tensor. `arrangement` tells how all of it is put together: for each thing that was met, in order, which
-    function, method or partial it is, or which of the modules or tensors; None for what is in `plain`.
+    function, method or partial it is, or which of the modules or tensors; None for what is in `plain`. `attributes`:
+    those of the functions and partials, such as a count of calls. They are guarded, and tell no blocks apart.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
     arrangement: list[Hashable] = field(default_factory=list)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -66,7 +68,7 @@ class Closure:
     def read(self, more: Guards, last: Reading | None) -> tuple[Reading, list[torch.Tensor]]:
         """What there is to read now, and the tensors in it: what `reading.read` returns and raises."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
-        return read(self.modules, parameters, self.plain, more, last)
+        return read(self.modules, parameters, [*self.plain, *self.attributes], more, last)
 
     def submodules(self) -> Iterator[nn.Module]:
         met: set[nn.Module] = set()
@@ -123,6 +125,7 @@ def _collect(thing: Any, closure: Closure, depth: int) -> None:
         _collect_plain(thing, closure)
     elif isinstance(thing, functools.partial):
         closure.arrangement.append(("partial", len(thing.args), *thing.keywords))
+        closure.attributes += [vars(thing)] if vars(thing) else []
         for part in (thing.func, *thing.args, *thing.keywords.values()):
             _collect(part, closure, depth)
     elif isinstance(thing, types.MethodType):
@@ -150,6 +153,7 @@ def _collect_function(function: types.FunctionType, closure: Closure, depth: int
     pairs = zip(code.co_freevars, function.__closure__ or (), strict=True)
     cells = [contents_of(cell) for name, cell in pairs if not (is_method and name == "__class__")]
     closure.arrangement.append((code, id(function.__globals__), *map(len, cells)))  # as of `mark_of_function`
+    closure.attributes += [function.__dict__] if function.__dict__ else []
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     for part in (*chain.from_iterable(cells), *(() if is_method else _globals(function)), *defaults):
         _collect(part, closure, depth - 1)

@@ -121,3 +121,21 @@ def test_two_functions_that_differ_in_one_thing_alone_are_told_apart(name):
         plain = zoo.gradients(layer, (x,), {}, function)
         zoo.assert_same_bits(plain, zoo.gradients(layer, (x,), {}, functools.partial(work.checkpoint, function)))
     assert work.recordings == 2
+
+
+@pytest.mark.parametrize(
+    "make", (lambda: lambda x: F.gelu(x), lambda: functools.partial(F.gelu)), ids=["plain", "partial"]
+)
+def test_an_attribute_of_a_function_may_change(make):
+    """Another function reads it. The block stays the same one."""
+    work, layer, act = recomputing(), Layer(), make()
+    for step in range(6):
+        act.factor = 1.0 if step < 3 else 3.0
+
+        def run(x):
+            return layer.down(act(layer.up(x)) * act.factor)
+
+        x = torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+        plain = zoo.gradients(layer, (x,), {}, run)
+        zoo.assert_same_bits(plain, zoo.gradients(layer, (x,), {}, functools.partial(work.checkpoint, run)))
+    assert work.recordings == 2 and len(work.blocks.all()) == 1
