@@ -58,7 +58,8 @@ class RecordedOp:
     `python_reads`: what its kernel reads besides its arguments, if that is Python. `detached`: no gradient passes
     through it, since it ran under `torch.no_grad`, or read only tensors that require none. If it writes to a value
     that has a gradient, that gradient stays. None: it seemed so, but what it has made was seen to have a gradient.
-    `cached`: autocast keeps what it makes, a cast of a weight, until its context ends.
+    `cached`: autocast keeps what it makes, a cast of a weight, until its context ends. `default_dtype`: torch's default
+    when it ran, which the dtype of what it makes may follow (Rule R11).
     """
 
     index: int
@@ -73,6 +74,7 @@ class RecordedOp:
     python_reads: PythonReads | None = field(default=None, repr=False)
     detached: bool | None = False
     cached: bool = False
+    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype, repr=False)
 
     @property
     def name(self) -> str:

@@ -53,10 +53,14 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
     args, kwargs = op.template.filled(tensor_of)
     casts_itself = op.is_function  # as in forward
     is_cast = torch._C._is_any_autocast_enabled() and not casts_itself
-    if op.draw is None and not is_cast:
+    has_default = op.default_dtype is torch.get_default_dtype()
+    if op.draw is None and not is_cast and has_default:
         result = op.func(*args, **kwargs)
     else:
         with ExitStack() as ambience:
+            if not has_default:
+                ambience.callback(torch.set_default_dtype, torch.get_default_dtype())
+                torch.set_default_dtype(op.default_dtype)
             if is_cast:
                 ambience.enter_context(torch._C._DisableAutocast())
             if op.draw is not None:

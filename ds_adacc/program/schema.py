@@ -146,18 +146,6 @@ def by_look(op: RecordedOp, made: torch.Tensor) -> RecordedOp:
     return replace(op, func=torch.ops.aten.empty_strided.default, args=(tuple(made.shape), made.stride()), kwargs=given)
 
 
-def with_dtype(op: RecordedOp, made: Any) -> RecordedOp:
-    """The operator `op`, which has returned `made`, with the dtype that it took from torch's default, if any.
-
-    The default may be another one in backward.
-    """
-    has_schema, given = getattr(op.func, "_schema", None) is not None, dict(op.kwargs)
-    names = _arguments_of(op.func).names if has_schema and op.refusal is None else ()
-    if "dtype" not in names or given.get("dtype") is not None or any(True for _ in op.references):
-        return op
-    return replace(op, kwargs=tuple({**given, "dtype": made.dtype}.items()))
-
-
 def reads_data(func: Any) -> bool:
     """Whether it gives Python a number of a tensor."""
     return torch.Tag.data_dependent_output in getattr(func, "tags", ())

@@ -11,6 +11,7 @@ import types
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,12 +31,16 @@ class Closure:
     """What a callable can reach.
 
     `tensors` are those in a function's own cells; they count as arguments of the call. `plain` is all that is neither
-    module nor tensor; it tells two functions with the same code apart.
+    module nor tensor. `arrangement` tells how all of it is put together: for each thing that was met, in order, which
+    function, method or partial it is, or which of the modules or tensors; None for what is in `plain`. `attributes`:
+    those of the functions and partials, such as a count of calls. They are guarded, and tell no blocks apart.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
     tensors: list[torch.Tensor] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)
+    arrangement: list[Hashable] = field(default_factory=list)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def parameters(self) -> Iterator[torch.Tensor]:
@@ -63,7 +68,7 @@ class Closure:
     def read(self, more: Guards, last: Reading | None) -> tuple[Reading, list[torch.Tensor]]:
         """What there is to read now, and the tensors in it: what `reading.read` returns and raises."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
-        return read(self.modules, parameters, self.plain, more, last)
+        return read(self.modules, parameters, [*self.plain, *self.attributes], more, last)
 
     def submodules(self) -> Iterator[nn.Module]:
         met: set[nn.Module] = set()
@@ -80,13 +85,15 @@ def closure_of(function: Callable[..., Any]) -> Closure:
 def identity(function: Callable[..., Any]) -> Hashable:
     """A key that is equal for two callables of one block: the same module, or the same code over the same cells.
 
+    Functions in the cells are told by their code, too, and methods by their function: each may be the one that runs.
+
     A whole number tells blocks apart, as the first of the layers that a block runs. A fraction does not: it is a factor
     that may change at every step.
     """
     closure = closure_of(function)
-    inner = _code(function)
     modules = tuple(weakref.ref(module) for module in closure.modules)
-    return inner, modules, tuple(float if type(value) is float else snapshot(value) for value in closure.plain)
+    plain = tuple(float if type(value) is float else snapshot(value) for value in closure.plain)
+    return tuple(closure.arrangement), modules, plain
 
 
 def with_modules(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -107,44 +114,62 @@ def name_of(function: Callable[..., Any]) -> str:
     return type(function).__name__ if name is None else name
 
 
-def _code(function: Any) -> Hashable:
-    if isinstance(function, nn.Module):
-        return None
-    if isinstance(function, functools.partial):
-        return _code(function.func)
-    if isinstance(function, types.MethodType):
-        return function.__func__.__code__ if hasattr(function.__func__, "__code__") else function.__name__
-    return getattr(function, "__code__", None) or type(function)
-
-
 def _collect(thing: Any, closure: Closure, depth: int) -> None:
     if type(thing) in weakref.ProxyTypes:  # once its object is gone, it raises whatever one asks of it
-        closure.plain.append(thing)
+        _collect_plain(thing, closure)
     elif isinstance(thing, nn.Module):
-        if not any(thing is module for module in closure.modules):
-            closure.modules.append(thing)
+        closure.arrangement.append(("module", _place(thing, closure.modules)))
     elif isinstance(thing, torch.Tensor):
-        if not any(thing is tensor for tensor in closure.tensors):
-            closure.tensors.append(thing)
+        closure.arrangement.append(("tensor", _place(thing, closure.tensors)))
     elif depth == 0 or isinstance(thing, _WHOLE):
-        closure.plain.append(thing)
+        _collect_plain(thing, closure)
     elif isinstance(thing, functools.partial):
+        closure.arrangement.append(("partial", len(thing.args), *thing.keywords))
+        closure.attributes += [vars(thing)] if vars(thing) else []
         for part in (thing.func, *thing.args, *thing.keywords.values()):
             _collect(part, closure, depth)
     elif isinstance(thing, types.MethodType):
+        closure.arrangement.append("method")
         _collect(thing.__self__, closure, depth)
+        if isinstance(thing.__func__, types.FunctionType):
+            _collect_function(thing.__func__, closure, depth, is_method=True)
+        else:
+            _collect(thing.__func__, closure, depth)
     elif isinstance(thing, types.FunctionType):
-        cells = [each for cell in thing.__closure__ or () for each in contents_of(cell)]
-        for part in (*cells, *_globals(thing), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()):
-            _collect(part, closure, depth - 1)
+        _collect_function(thing, closure, depth)
     else:
         items = None if is_known_by_identity(thing) else items_of(thing)
         if not items or len(items) > LONGEST:
-            closure.plain.append(thing)
+            _collect_plain(thing, closure)
             return
-        closure.plain.append((type(thing), tuple(key for key, _ in items)))
+        _collect_plain((type(thing), tuple(key for key, _ in items)), closure)
         for _, part in items:
             _collect(part, closure, depth - 1)
+
+
+def _collect_function(function: types.FunctionType, closure: Closure, depth: int, is_method: bool = False) -> None:
+    """Of a method, the class that `super()` needs is left out, and its globals are: those are seen when it runs."""
+    code = function.__code__
+    pairs = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    cells = [contents_of(cell) for name, cell in pairs if not (is_method and name == "__class__")]
+    closure.arrangement.append((code, id(function.__globals__), *map(len, cells)))  # as of `mark_of_function`
+    closure.attributes += [function.__dict__] if function.__dict__ else []
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    for part in (*chain.from_iterable(cells), *(() if is_method else _globals(function)), *defaults):
+        _collect(part, closure, depth - 1)
+
+
+def _collect_plain(thing: Any, closure: Closure) -> None:
+    closure.arrangement.append(None)
+    closure.plain.append(thing)
+
+
+def _place(thing: Any, met: list[Any]) -> int:
+    """Its place among those that were met, the last one if it is new."""
+    place = next((n for n, each in enumerate(met) if each is thing), len(met))
+    if place == len(met):
+        met.append(thing)
+    return place
 
 
 def _holds_no_module(thing: Any) -> bool:

@@ -24,6 +24,7 @@ import torch
 
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
+NUMBERS = (int, float, bool, complex)
 _EQUAL_IF_SAME = SCALARS - {float, complex} | {range}
 _TOLD_OTHERWISE = (torch.nn.Module, torch.Tensor, numbers.Number, str, bytes)  # objects of which `guards.py` reads more
 _HEAP = 1 << 9  # a flag of a class that is not built into Python

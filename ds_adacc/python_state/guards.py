@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ds_adacc.python_state.calls_in_c import why_unseen
 from ds_adacc.python_state.content import (
+    NUMBERS,
     SCALARS,
     Items,
     Unreadable,
@@ -198,6 +199,8 @@ class Walk:
             guards[name] = Unreadable(kind) if content is None else (kind, content)
             if isinstance(content, Unreadable):
                 guards[name] = content
+            elif content is not None and items is None:  # beside its bytes: the mask of a masked array, say
+                items = attributes_of(value)
         if items is not None:
             self.classes(kind)
         if not items:
@@ -228,7 +231,7 @@ class Walk:
                 if issubclass(cls, type) and _is_registry(value):
                     continue
                 is_special = key[:2] == "__" and key != "__call__"  # perhaps made by a class decorator, with a closure
-                if is_special and type(value) is not types.FunctionType:
+                if is_special and type(value) not in (types.FunctionType, *NUMBERS):
                     continue
                 state = state_in(value)
                 mark = None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy.random
 import torch
 
-from ds_adacc.python_state.content import TRUSTED, global_names, imports, is_library
+from ds_adacc.python_state.content import NUMBERS, TRUSTED, global_names, imports, is_library
 from ds_adacc.python_state.places import Place
 
 # The Python modules whose functions draw random numbers.
@@ -53,7 +53,7 @@ class CodePlaces:
             elif is_global and not _is_pythons(builtin.get(name)):
                 self._add_global(builtin, name)
             elif name in self._may_come or (is_global and name not in self._texts and name not in builtin):
-                self._add_absent(namespace, name)
+                self._add(namespace, name)
         for name in self._code.co_freevars:
             if isinstance(frame.f_locals.get(name), types.ModuleType):
                 self.add_members(frame.f_locals[name])
@@ -75,11 +75,11 @@ class CodePlaces:
         self._met.add(module)
         source, members = module.__name__, vars(module)
         for name in self._names:
-            if name.startswith("__"):
+            if name.startswith("__") and type(members.get(name)) not in NUMBERS:
                 continue
             if name not in members:
                 if name in self._may_come and not is_library(source):
-                    self._add_absent(members, name)
+                    self._add(members, name)
                 continue
             value = members[name]
             if isinstance(value, types.ModuleType):
@@ -88,23 +88,33 @@ class CodePlaces:
             elif source in RANDOM and callable(value) and not isinstance(value, type):
                 self._cannot_guard(f"{source}.{name}", value)
             elif source.partition(".")[0] not in TRUSTED and not (is_library(source) and callable(value)):
-                self.found.setdefault(f"{source}.{name}", (members, name))
+                self._add(members, name)
 
     def _add_global(self, namespace: Mapping[str, Any], name: str) -> None:
-        value, full_name = namespace[name], f"{namespace.get('__name__')}.{name}"
+        value = namespace[name]
         if isinstance(value, types.ModuleType):
             self.add_members(value)
         elif _source(value) in RANDOM:
-            self._cannot_guard(full_name, value)
+            self._cannot_guard(f"{namespace.get('__name__')}.{name}", value)
         elif not (isinstance(value, type) and is_library(value.__module__)):
-            self.found.setdefault(full_name, (namespace, name))
+            self._add(namespace, name)
 
-    def _add_absent(self, namespace: Mapping[str, Any], name: str) -> None:
-        self.found.setdefault(f"{namespace.get('__name__')}.{name}", (namespace, name))
+    def _add(self, namespace: Mapping[str, Any], name: str) -> None:
+        self.found.setdefault(f"{_name_of(namespace)}.{name}", (namespace, name))
 
     def _cannot_guard(self, what: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)
         self.sources.setdefault(f"{what} in {self._code.co_name}", is_put_back(owner))
+
+
+def _name_of(namespace: Mapping[str, Any]) -> str:
+    """The name of a Python module, by its namespace; with its address, unless this is the module that has the name.
+
+    A program may load several files under one name, as for its configs.
+    """
+    name = str(namespace.get("__name__"))
+    has_name = getattr(sys.modules.get(name), "__dict__", None) is namespace
+    return name if has_name else f"{name} at {id(namespace):#x}"
 
 
 def _is_pythons(value: Any) -> bool:
@@ -118,6 +128,11 @@ def _is_pythons(value: Any) -> bool:
 def is_put_back(owner: Any) -> bool:
     """Whether it is a random generator whose state a second forward puts back (Rule E17)."""
     return any(owner is generator for generator in _GENERATORS)
+
+
+def state_of_numpy() -> str:
+    """The state of NumPy's generator, to be compared."""
+    return str([each.tobytes() if hasattr(each, "tobytes") else each for each in numpy.random.get_state()])
 
 
 def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:

@@ -34,7 +34,7 @@ from ds_adacc.python_watch.callers import (
     is_ours,
     is_random_of_no_account,
 )
-from ds_adacc.python_watch.code_places import RANDOM, CodePlaces, is_put_back
+from ds_adacc.python_watch.code_places import RANDOM, CodePlaces, is_put_back, state_of_numpy
 from ds_adacc.python_watch.function_watch import FunctionWatch, arguments
 from ds_adacc.python_watch.listener import Listener
 
@@ -95,6 +95,7 @@ class Watch:
         self._listener = listener
         self._functions = FunctionWatch(listener)
         self._is_running = False
+        self._of_numpy = ""  # the state of NumPy's generator at the start
         self._thread: int | None = None
         self._is_compiling = False
         self._pauses = 0
@@ -118,6 +119,7 @@ class Watch:
             raise RuntimeError(f"{reason}, and there can be only one")
         self._is_running = True
         self._thread = threading.get_ident()
+        self._of_numpy = state_of_numpy()
         callback_handler.register_start_callback(self._compiler_begins)
         callback_handler.register_end_callback(self._compiler_ends)
         sys.setprofile(self._on_event)
@@ -142,6 +144,8 @@ class Watch:
         if self._is_running:
             sys.setprofile(None)
             self._forget_compiler()
+            if state_of_numpy() != self._of_numpy and self.unguarded is None:  # Python tells of no call of NumPy's
+                self.sources["numpy.random in a library"] = True
         self._is_running = False
         self._importing = None
         del self._listener, self._functions  # which hold this object

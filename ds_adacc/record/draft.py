@@ -14,7 +14,7 @@ from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
 from ds_adacc.program.refusals import COMPILED, STATISTICS, TAINTED, UNINITIALISED, UNSEEN, refusal_of
-from ds_adacc.program.schema import MASKS, by_look, updated_statistics, with_dtype, written_values
+from ds_adacc.program.schema import MASKS, by_look, updated_statistics, written_values
 from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, CompiledCode, in_compiled_code
@@ -345,6 +345,5 @@ def _settled(op: RecordedOp, made: Any, dynamic: bool) -> RecordedOp:
     """The operator with what its first output tells. `dynamic`: data decides the shapes of its outputs."""
     if op.refusal == UNINITIALISED and not dynamic:  # else the digest would have a size that data decides
         op = by_look(op, made)
-    op = with_dtype(op, made)
     is_otherwise_fine = op.refusal in (None, UNINITIALISED)
     return replace(op, refusal="its shape depends on data") if dynamic and is_otherwise_fine else op

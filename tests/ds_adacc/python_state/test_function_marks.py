@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import pytest
 import torch
@@ -137,3 +138,20 @@ def test_a_function_of_equal_code_with_other_globals_is_another_one(name):
     run(2.0)
     block.use = lambda h, step: block.act(h)
     assert recordings(block, lambda: run(3.0)) > 1
+
+
+def test_a_number_with_a_name_like_pythons_own_may_change():
+    """In a class, and in a Python module that a function reads."""
+    settings = types.ModuleType("settings_of_a_user")
+    settings.__scale__ = 1.0
+    block = block_of()()
+    type(block).__factor__ = 1.0
+    type(block).act = lambda self, x: torch.tanh(x * type(self).__factor__ * settings.__scale__)
+
+    def set_factor():
+        type(block).__factor__ = 2.0
+
+    def set_scale():
+        settings.__scale__ = 3.0
+
+    assert recordings(block, set_factor, set_scale) == 3

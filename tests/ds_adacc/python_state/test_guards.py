@@ -428,6 +428,10 @@ def of_itself(value, number):
     value[0] = NOTHING if number == 1.0 else ALSO_NOTHING
 
 
+class Array(np.ndarray):
+    pass
+
+
 # An object, how a number is read from it, and how it is changed within the object.
 CHANGING = {
     "slots": (Slots, lambda v: v.number, own),
@@ -436,6 +440,8 @@ CHANGING = {
     "deque": (lambda: collections.deque([1.0]), sum, in_place),
     "array": (lambda: array.array("d", [1.0]), sum, in_place),
     "numpy": (lambda: np.ones(1), lambda v: float(v[0]), in_place),
+    "masked": (lambda: np.ma.array([1.0, 2.0]), lambda v: float(v.sum()), lambda v, n: setattr(v, "mask", [n > 1, 0])),
+    "attribute of an array": (lambda: Array(1), lambda v: getattr(v, "number", 1.0), own),
     "attribute of a list": (lambda: Numbers([1]), lambda v: getattr(v, "number", 1.0), own),
     "long list": (lambda: [1.0] * 1000, lambda v: v[0], in_place),
     "context variable": (lambda: contextvars.ContextVar("n", default=1.0), lambda v: v.get(), lambda v, n: v.set(n)),

@@ -175,10 +175,16 @@ def clock():
     return time.monotonic() % 1
 
 
+def jitter():
+    return np.random.rand()
+
+
+jitter_of_library = types.FunctionType(jitter.__code__, {"np": np, "__name__": "torch.augmentation"})
 UNGUARDED = {
     "random.random": lambda x: random.random(),
     "random.uniform": lambda x: random.uniform(1, 2),
     "numpy.random": lambda x: float(np.random.rand()),
+    "numpy.random by a library": lambda x: jitter_of_library(),
     "time.monotonic": lambda x: clock(),
     "posix.stat by os.path.exists": lambda x: 2.0 if os.path.exists(__file__) else 1.0,
     "posix.stat by Path.exists": lambda x: 2.0 if Path(__file__).exists() else 1.0,
@@ -417,6 +423,25 @@ def test_what_is_not_there_may_come(name, what, monkeypatch):
     for step in range(4):
         if step == 2:
             monkeypatch.setattr(module, "coming", what, raising=False)
+        x = batch()
+        plain = zoo.gradients(block, (x,), {})
+        zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+    assert work.recordings == 2
+
+
+@pytest.mark.parametrize("calls", (False, True))
+def test_two_python_modules_of_one_name_are_told_apart(calls):
+    """A function of each reads a global, or the block reads it itself."""
+    first, second = (types.ModuleType("settings") for _ in range(2))
+    for number, each in enumerate((first, second)):
+        exec(f"factor = 1.0\ndef scaled(): return factor + {number}", each.__dict__)
+
+    def use(x):
+        return first.scaled() * second.scaled() if calls else first.factor * second.factor
+
+    work, block = recomputing(), Block(use)
+    for factor in (1.0, 3.0):
+        second.factor = factor
         x = batch()
         plain = zoo.gradients(block, (x,), {})
         zoo.assert_same_bits(plain, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
