@@ -20,7 +20,7 @@ from ds_adacc.python_state.changes import is_number, rewritten
 from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk
 from ds_adacc.python_state.identity import identity_mark
-from ds_adacc.python_state.tensor_marks import TensorMark
+from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.whole_blocks.written_buffers import WrittenBuffers
 
@@ -106,12 +106,7 @@ def _contents_of(objects: Sequence[Any], but: Collection[int] = ()) -> Guards:
     numbers = {name: mark for name, mark in walk.guards.items() if is_number(mark)}
     looks = (name for name, mark in walk.guards.items() if type(mark) is TensorMark)
     tensors = ((name, tensor) for name, tensor in zip(looks, walk.tensors, strict=False) if id(tensor) not in but)
-    return numbers | {name: (identity_mark(each), _writes_to(each)) for name, each in tensors}
-
-
-def _writes_to(tensor: torch.Tensor) -> int | None:
-    """How often it was written to; None if torch does not count that."""
-    return None if tensor.is_inference() else tensor._version
+    return numbers | {name: (identity_mark(each), version_of(each)) for name, each in tensors}
 
 
 class _Given:

@@ -334,6 +334,59 @@ def test_another_buffer_in_its_place_is_an_error():
         y.sum().backward()
 
 
+SHIFT = {"by": torch.zeros(WIDTH)}
+
+
+class ShiftedByAGlobal(Experts):
+    def forward(self, x):
+        return self.routed(x + SHIFT["by"])
+
+
+class ShiftedIfLarge(Experts):
+    """No call that was recorded has read what it adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.shifts = {"by": torch.ones(WIDTH)}
+
+    def forward(self, x):
+        return self.routed(x + self.shifts["by"] if x.mean().item() > 1 else x)
+
+
+@pytest.mark.parametrize(("kind", "held"), [(ShiftedByAGlobal, lambda _: SHIFT), (ShiftedIfLarge, lambda b: b.shifts)])
+@pytest.mark.parametrize(
+    "change",
+    [lambda held: held.update(by=held["by"] + 1), lambda held: held["by"].add_(1)],
+    ids=["replaced", "written to"],
+)
+def test_another_tensor_in_a_global_or_in_what_only_later_calls_read_is_an_error(kind, held, change):
+    runtime = configured()
+    (block,) = layers(kind, 1)
+    checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH).add(9).requires_grad_())
+    assert runtime.recordings == 1
+    change(held(block))
+    with pytest.raises(RuntimeError, match=r"had when the first began is there no more|a tensor that a block holds"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("bound", ["block", "scale", "shift"])
+def test_a_function_that_finds_other_things_in_its_cells_is_an_error(bound):
+    """As where a loop makes a function for each block, and its variables have gone on when backward comes."""
+    configured()
+    blocks = layers(count=2)
+    block, scale, shift = blocks[0], 2.0, torch.zeros(WIDTH)
+    y = checkpoint(lambda x: block(x * scale + shift), torch.randn(TOKENS, WIDTH, requires_grad=True))
+    if bound == "block":
+        block = blocks[1]
+    elif bound == "scale":
+        scale = 3.0
+    else:
+        shift = torch.ones(WIDTH)
+    with pytest.raises(RuntimeError, match="began"):
+        y.sum().backward()
+
+
 def test_a_forward_that_counts_only_later_is_left_alone_from_then_on(caplog):
     class CountingLater(Experts):
         def forward(self, x):
