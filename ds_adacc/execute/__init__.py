@@ -79,8 +79,8 @@ E17. Second forwards.
     backward runs the forward again as soon as it asks for a saved tensor, or, if that calls collectives, as soon as a
     gradient of the block's output arrives: ranks may save other tensors. It does so as torch.utils.checkpoint does
     without reentrance: with all random generators, the casts of autocast and the arguments as they were. If a
-    parameter, a buffer or a number that it reads is another one, that is an error. In place of a registered buffer that
-    the forward writes to it finds a copy of what that held, so nothing is counted twice. It gives each slot that is
+    parameter, a tensor or a number that it may read is another one, it raises an error. A registered buffer to which
+    the forward writes is replaced by a copy of what it held, so nothing is counted twice. It gives each slot that is
     still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has it; if
     collectives were called, as soon as autograd gives up the slot. Blocks inside the block are left alone in the second
     forward as in the first. Nothing of the second forward's own graph is kept. ZeRO-3 keeps what it has gathered for a

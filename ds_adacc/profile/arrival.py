@@ -49,6 +49,7 @@ def watch(output: Any, inputs: Sequence[torch.Tensor], entrance: Entrance, on_ar
         return output
     watched = entrance.choose(outputs)
     known = _Arrival.apply(on_arrival, watched)
+    known.__dict__.update(watched.__dict__)  # the block may have put an auxiliary loss there
     return pytree.tree_map(lambda leaf: known if leaf is watched else leaf, output)
 
 

@@ -9,6 +9,7 @@ measured.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -22,6 +23,7 @@ from ds_adacc.execute.course import states_at
 from ds_adacc.log import get_logger
 from ds_adacc.planner import HOPELESS
 from ds_adacc.profile.arrival import Entrance, watch
+from ds_adacc.profile.unmeasurable import is_awaited
 from ds_adacc.program import compiled_backward
 from ds_adacc.program.generators import unmoved
 from ds_adacc.program.nodes import nodes_behind
@@ -70,6 +72,8 @@ class Probe:
         self._name = recording.name
         self._inputs = [tensor.detach() for tensor in inputs]
         self._versions = [tensor._version for tensor in inputs]
+        self._starts = [weakref.ref(tensor) for tensor in (*inputs, *recording.parameters) if tensor.requires_grad]
+        self._is_awaited = self._is_awaited_now()
         # The edges, not the tensors: these would keep the inputs' memory.
         of_inputs = _edges(inputs)
         # A buffer may stand in the place of a parameter, as with `torch.func.functional_call`.
@@ -109,6 +113,8 @@ class Probe:
         self._entrance.is_reached = True
         if any(tensor._version != version for tensor, version in zip(self._inputs, self._versions, strict=True)):
             return  # the program wrote to an input since: what the call held of it is for backward to judge
+        if self._is_awaited or self._is_awaited_now():
+            return  # Rule P4: other blocks of the type, and this one in other steps, may have no hooks
         if not all(map(compiled_backward.has_run, self._graphs)):
             return  # a later call measures: training's own backward is to be the first
         own = [slot.slot for slot in self.slots]
@@ -127,6 +133,9 @@ class Probe:
             self._entrance.is_probing = False
             for slot, held in zip(self.slots, own, strict=True):
                 slot.slot = held
+
+    def _is_awaited_now(self) -> bool:
+        return is_awaited(tensor for reference in self._starts if (tensor := reference()) is not None)
 
     def _learn(self, edge: GradientEdge, gradient: torch.Tensor, own: Sequence[Slot]) -> None:
         counting = [_Counting(slot) for slot in own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     for op in recording.ops:
         if op.refusal == COLLECTIVE:
             return f"it calls {op.name}, a collective"
-    if any(tensor._backward_hooks or tensor.retains_grad for tensor in starts):
+    if is_awaited(starts):
         return "a hook on a parameter or an input waits for its gradient"
     if recording.loses_graphs:
         return "it cannot be told which of its compiled graphs a call runs"
@@ -42,6 +42,11 @@ def why_unmeasurable(output: Any, inputs: Sequence[torch.Tensor], recording: Rec
     reasons = (_why_not_ahead(node, watched[0].device, has_main_grad) for node in nodes)
     of_hooks = "a hook on a tensor in it would run more than once" if recording.has_hooks else None
     return next(filter(None, reasons), of_hooks)
+
+
+def is_awaited(starts: Iterable[torch.Tensor]) -> bool:
+    """Whether a hook on one of these, at which a block's backward ends, waits for its gradient (Rule P4)."""
+    return any(bool(tensor._backward_hooks) or tensor.retains_grad for tensor in starts)
 
 
 def _why_not_ahead(node: torch.autograd.graph.Node, device: torch.device, has_main_grad: bool) -> str | None:

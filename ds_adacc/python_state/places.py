@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ds_adacc.python_state.guards import Guards, guards_of_values
+import torch
+
+from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guards_of_values
 
 _ABSENT = object()  # the mark of a name that is not there: code may ask for it, and it may come later
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
@@ -38,3 +40,12 @@ def marks_of(places: Mapping[str, Place]) -> Guards:
         for part, mark in guards_of_values({name: namespace[key]}).items():
             marks[part if part.startswith(name) else f"{name}: {part}"] = mark
     return marks
+
+
+def tensors_at(places: Mapping[str, Place]) -> list[torch.Tensor]:
+    """The tensors that are at these places now, or in what is there."""
+    walk = Walk()
+    for name, (namespace, key) in places.items():
+        if key in namespace:
+            walk.value(name, namespace[key], DEPTH)
+    return walk.tensors

@@ -62,3 +62,8 @@ def looks_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:
     if parameter.layout is not torch.strided or parameter.is_nested:
         return known
     return *known, parameter.shape, stride_of(parameter)
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often the tensor was written to; None if torch does not count that."""
+    return None if tensor.is_inference() else tensor._version

@@ -40,6 +40,7 @@ class _Second(NamedTuple):
 
     beginning: Beginning
     around: Around
+    ended: Callable[[], None]
 
 
 class PlannedCalls:
@@ -205,7 +206,7 @@ class PlannedCalls:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: PackedCall
         if second is not None:
-            call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
+            call = WholeCall(bound, inputs, *second, alive, incoming.call.gathered_within)
         else:
             call = Call(bound, inputs, on_divergence, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained
@@ -229,12 +230,13 @@ class PlannedCalls:
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
-        around = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice).around
+        same = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice)
+        around: Around = same.around
         if recorded is not None:
             around = functools.partial(_as_recorded, around)
         if recorded is not None or not self._controller.agreement.known_types[variant.digest].is_timed:
             around = functools.partial(self._timed, variant.digest, around)
-        return _Second(recorded or Beginning(incoming.call, variant.recording), around)
+        return _Second(recorded or Beginning(incoming.call, variant.recording), around, same.end_forward)
 
     @contextmanager
     def _timed(self, digest: str, around: Around) -> Iterator[None]:

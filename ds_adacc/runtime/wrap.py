@@ -86,18 +86,18 @@ def _wrapped(module: nn.Module) -> list[str]:
 def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> Callable[..., Any]:
     """The block's forward as a method, so that a deep copy binds it to the copy.
 
+    That of its class is looked up in each call, as Python does: a program may patch it, or change the block's class.
     A graph that torch.compile makes of the code around the block breaks here, and does not include the block.
     """
     own = vars(module).get(attribute)  # a forward set on the instance hides the one of its class
     original = type(module).forward if own is None else own
-    by_itself = is_compiled(original)
 
     def bound_to(self: nn.Module) -> Callable[..., Any]:
-        return types.MethodType(original, self) if own is None else _rebound(own, module, self)
+        return types.MethodType(type(self).forward, self) if own is None else _rebound(own, module, self)
 
     @functools.wraps(original, updated=())  # with the original's attributes dynamo would bypass the runtime
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and not by_itself:
+        if torch.compiler.is_compiling() and not is_compiled(type(self).forward if own is None else own):
             runtime.warnings.compiled_around(class_name(module))
         return _run(runtime, self, name, bound_to, args, kwargs)
 

@@ -96,8 +96,8 @@ def _repeat_trials(planning: Planning) -> None:
     if tried and schedule.repeats > 1:
         text = (
             "step %d: the gradient errors of %d blocks could not be measured (the first: %s), since their gradients "
-            "were not finite, were zero or did not come. They recompute all that they can. They are measured again in "
-            "step %d"
+            "were not finite, were zero or did not come, or hooks on their parameters or inputs wait for them. They "
+            "recompute all that they can. They are measured again in step %d"
         )
         blocks = list(dict.fromkeys(tried))  # one may be tried at several sizes
         planning.agreement.log.warning(text, schedule.ended, len(blocks), blocks[0].name, schedule.try_from)

@@ -81,19 +81,24 @@ class Binder:
         inputs: InputPlacement,
         course: Course | None = None,
     ) -> BoundPolicy:
-        assert self.device is not None  # that of the recorded block
         codecs: dict[int, Codec] = {}
         for index, choice in enumerate(policy.stores):
             if choice == PARTITION:
-                codecs[index] = inputs.codec(self.device)
+                codecs[index] = inputs.codec(self._device_of(variant, index))
             elif planner.is_codec(choice):
                 name, channels = planner.on_device(choice), None
                 if separates_outliers(name):
                     channels = variant.outliers[index][0][: known.capacity[index]]
-                codecs[index] = self._codecs.make(name, self.device, channels)
+                codecs[index] = self._codecs.make(name, self._device_of(variant, index), channels)
         if self._prefetcher is None and any(map(planner.is_offloaded, policy.stores)):
+            assert self.device is not None  # that of the recorded block
             self._prefetcher = Prefetcher(CudaTransfer(self.device))
         return bind(variant.recording, policy, codecs, self._prefetcher, course, self._updates)
+
+    def _device_of(self, variant: Variant, index: int) -> torch.device:
+        """Where the value lies: a block that runs on an accelerator may have values on the host."""
+        kind = variant.recording.values[index].device
+        return self.device if self.device is not None and self.device.type == kind else torch.device(kind)
 
     def has_all_losses(self, variant: Variant, policy: planner.Policy, profile: planner.Profile) -> bool:
         """Whether calls of the variant compress all that the policy compresses with a loss, and retain none of it.

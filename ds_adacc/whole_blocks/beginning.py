@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from ds_adacc.program.slots import Retained
 from ds_adacc.python_state.changes import is_number, rewritten
 from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk
+from ds_adacc.python_state.identity import identity_mark
+from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.whole_blocks.written_buffers import WrittenBuffers
 
@@ -28,8 +30,8 @@ class Beginning:
 
     Tensors are held without their graph. Lists, tuples and dicts are copied, so that the forward may change its own.
     What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
-    are with torch.utils.checkpoint. `held`: the tensors among the arguments, by identity. `buffers`: those to which the
-    forward writes.
+    are with torch.utils.checkpoint. So a number or a tensor in one of them must not change. `held`: the tensors among
+    the arguments, by identity. `buffers`: those to which the forward writes.
     """
 
     def __init__(self, call: BlockCall, recording: Recording | None = None) -> None:
@@ -40,7 +42,9 @@ class Beginning:
         self._function: Callable[..., Any] = run.func
         self._objects: list[Any] = []
         self._arguments = _Copies(self._taken).of((run.args, run.keywords))
-        self._numbers = _numbers_in(self._objects)
+        # What the block's own modules hold is seen to by `SameAgain` and `buffers`.
+        own = {id(tensor) for *_, tensor in call.closure.buffers()} if self._objects else ()
+        self._contents = _contents_of(self._objects, own)
         self._random = RandomStates((*call.closure.generators(), *generators_in(call.arguments)))
         self._autocast, self._caches_casts = autocast_now(), torch.is_autocast_cache_enabled()
         self._modes = modes_now()
@@ -53,17 +57,22 @@ class Beginning:
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
 
-        Raises RuntimeError if an argument was written to since, or a number in an object among them has changed.
+        Raises RuntimeError if an argument was written to since, or a number or a tensor in an object among them has
+        changed.
         """
-        if self._numbers and (changed := rewritten(self._numbers, _numbers_in(self._objects))):
+        if (changed := self.changed()) is not None:
             raise RuntimeError(
                 "backward runs the forward of a block a second time, as torch.utils.checkpoint does. But "
-                f"{min(changed)} has changed since the first began, so the second would compute something else. Change "
+                f"{changed} has changed since the first began, so the second would compute something else. Change "
                 "it after backward, or give each call an object of its own"
             )
         with self._as_it_was(), torch.enable_grad():
             args, kwargs = _Copies(_given).of(self._arguments)
             return self._function(*args, **kwargs)
+
+    def changed(self) -> str | None:
+        """A number or a tensor in an object among the arguments that is another now; None if there is none."""
+        return min(rewritten(self._contents, _contents_of(self._objects)), default=None) if self._contents else None
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -86,12 +95,18 @@ class Beginning:
         return _Given(holder, leaf if leaf.grad_fn is None else None, dict(leaf.__dict__))
 
 
-def _numbers_in(objects: Sequence[Any]) -> Guards:
-    """The marks of the numbers that these objects hold."""
+def _contents_of(objects: Sequence[Any], but: Collection[int] = ()) -> Guards:
+    """The marks of the numbers that these objects hold; of the tensors, which ones they are and how often written to.
+
+    `but`: the identities of tensors that are left out.
+    """
     walk = Walk()
     for number, each in enumerate(objects):
         walk.value(f"argument of type {type(each).__name__} ({number})", each, DEPTH)
-    return {name: mark for name, mark in walk.guards.items() if is_number(mark)}
+    numbers = {name: mark for name, mark in walk.guards.items() if is_number(mark)}
+    looks = (name for name, mark in walk.guards.items() if type(mark) is TensorMark)
+    tensors = ((name, tensor) for name, tensor in zip(looks, walk.tensors, strict=False) if id(tensor) not in but)
+    return numbers | {name: (identity_mark(each), version_of(each)) for name, each in tensors}
 
 
 class _Given:

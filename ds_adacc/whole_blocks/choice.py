@@ -113,7 +113,7 @@ def _why_not_now(called: RecordedCall, recording: Recording, placement: InputPla
     reason = _why_not_the_same(called, recording) or why_not_put_back(incoming.call.closure, recording)
     if reason is not None:
         return reason
-    changed = incoming.block.effects or (None if beginning is None else _changed(called, recording))
+    changed = incoming.block.effects or (None if beginning is None else _changed(called, recording, beginning))
     return None if changed is None else f"its forward changes {changed}: keep that outside of the block"
 
 
@@ -133,7 +133,7 @@ def _why_not_the_same(called: RecordedCall, recording: Recording) -> str | None:
     return "it draws from a random generator that neither its modules nor its arguments have"
 
 
-def _changed(called: RecordedCall, recording: Recording) -> str | None:
+def _changed(called: RecordedCall, recording: Recording, beginning: Beginning) -> str | None:
     """What the call has changed of that on which later calls depend; None: nothing that is guarded."""
     for value in recording.values:
         if value.origin == "buffer":
@@ -143,6 +143,8 @@ def _changed(called: RecordedCall, recording: Recording) -> str | None:
     block, call = called.incoming.block, called.incoming.call
     if flatten((call.run.args, call.run.keywords), [], []) != called.arguments:
         return "an argument"
+    if (inside := beginning.changed()) is not None:
+        return inside
     try:
         reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
     except UnreadableModule:

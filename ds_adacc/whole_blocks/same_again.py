@@ -14,19 +14,19 @@ from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
-from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.closure import Closure, closure_of
 from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
-from ds_adacc.python_state.places import marks_of
-from ds_adacc.python_state.tensor_marks import TensorMark
+from ds_adacc.python_state.places import marks_of, tensors_at
+from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.whole_blocks.whole_call import Around
 
 _SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which ZeRO-3 knows who uses a parameter
 
 
 class SameAgain:
-    """What the second forward of one call runs in (`WholeCall`). Make it before the forward of the call.
+    """What the second forward of one call runs in (`WholeCall`). Make it before the forward, and tell it of the end.
 
     `inside`: what has the blocks inside the block left alone. `on_effects` is told if the second forward has changed
     something: the block, and whether its forward will be run again all the same.
@@ -43,15 +43,23 @@ class SameAgain:
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
         self._inside = inside
         self._on_effects = on_effects
+        self._function = incoming.call.run.func
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
         written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
-        held = (tensor for tensor in incoming.held if id(tensor) not in written)
-        self._versions = [(weakref.ref(tensor), tensor._version) for tensor in held]
+        self._held = {  # by identity, with the version that each must have
+            id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
+            for tensor in (*incoming.held, *tensors_at(self._block.places), *closure_of(self._function).tensors)
+        }
+
+    def end_forward(self) -> None:
+        """The forward has ended. What it has put another tensor in the place of, the second may do that with too."""
+        _, held = self._read()
+        self._held = {address: self._held[address] for address in map(id, held) if address in self._held}
 
     @contextmanager
     def around(self) -> Iterator[None]:
         """Raises RuntimeError if a number, an object or a tensor that the block holds is another than before."""
-        now = self._read()
+        now, held = self._read()
         changed = rewritten(self._guards, now) - self._unread
         changed = {name for name in changed if not isinstance(now.get(name), TensorMark)}
         if changed:
@@ -68,22 +76,32 @@ class SameAgain:
                     f"torch.utils.checkpoint does. But its tensor {'.'.join(map(str, path))} is another one than when "
                     "the first began. Replace it after backward, or call the block without a checkpoint"
                 )
-        for reference, version in self._versions:
+        present = set(map(id, held))
+        for address, (reference, version) in self._held.items():
             tensor = reference()
-            if tensor is not None and tensor._version != version:
+            if tensor is None or address not in present:
+                raise RuntimeError(
+                    f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
+                    "torch.utils.checkpoint does. But a tensor that the block, its function or a global had when the "
+                    "first began is there no more. Replace it after backward, or call the block without a checkpoint"
+                )
+            if version is not None and version_of(tensor) != version:
                 change = modified("a tensor that a block holds", tensor, version)
                 remedy = "If the block's own forward does that with some data only, keep it outside of the block"
                 raise RuntimeError(f"block {self._block.name}: {change}. {remedy}")
         with undisturbing(self._closure, self._inside):
             yield
-        effects = rewritten(now, self._read())
+        effects = rewritten(now, self._read()[0])
         if effects:
             self._block.note_effects(in_short(effects))
             self._on_effects(self._block, self._stays)
 
-    def _read(self) -> Guards:
-        reading, _ = self._closure.read(marks_of(self._block.places), self._block.last_reading)
-        return reading.marks
+    def _read(self) -> tuple[Guards, list[torch.Tensor]]:
+        """The marks of what there is now, in the cells of the function and in globals too, and the tensors in it."""
+        closure, places = closure_of(self._function), self._block.places
+        closure.modules += [module for module in self._closure.modules if module not in closure.modules]  # arguments
+        reading, held = closure.read(marks_of(places), self._block.last_reading)
+        return reading.marks, [*held, *tensors_at(places), *closure.tensors]
 
 
 @contextmanager

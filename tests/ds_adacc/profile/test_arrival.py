@@ -56,6 +56,13 @@ def test_backward_runs_through_nothing_that_the_loss_does_not_read():
     assert len(ran) == 2
 
 
+def test_attributes_of_a_watched_output_stay():
+    output = X.exp()
+    output.auxiliary = X.sum()
+    watched = watch(output, [X], Entrance(), lambda *arrived: None)
+    assert watched is not output and watched.auxiliary is output.auxiliary
+
+
 def test_the_program_may_write_to_what_is_watched():
     def gradient(output):
         first, second = output

@@ -102,6 +102,27 @@ def test_training_goes_on_to_the_bit(name):
     assert fired
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("place", ["parameter", "input"])
+def test_a_hook_that_waits_for_a_gradient_runs_once(place, is_late):
+    """The block that was recorded first of its type may have none."""
+    block, (x,), kwargs = zoo.example("gpt")
+    recording, fired, measured = record(block, (x,), kwargs), [], []
+    tensor = block.fc1.weight if place == "parameter" else x
+
+    def run():
+        return probed(block, (x,), kwargs, recording, lambda measure, is_training: measured.append(measure))
+
+    if is_late:
+        output = run()
+    handle = tensor.register_hook(fired.append)
+    (output if is_late else run()).sum().backward()
+    assert len(fired) == 1 and not measured
+    handle.remove()
+    run().sum().backward()
+    assert len(fired) == len(measured) == 1
+
+
 class Returning(nn.Module):
     """Returns scores, larger than the block's output, that a loss may read; and what it was given."""
 

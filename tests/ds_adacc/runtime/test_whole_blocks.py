@@ -33,8 +33,8 @@ def afresh():
 def assert_exact_as_a_whole(kind=Experts, **options):
     """Blocks that are recomputed as a whole are trained to the bit as plain ones. `options`: of `train`."""
     plain = train(layers(kind), plainly, **options)
-    runtime = configured()
-    assert same(train(layers(kind), checkpoint, **options), plain)
+    runtime, blocks = configured(), layers(kind)
+    assert same(train(blocks, checkpoint, **options), plain)
     assert all(each.is_whole for each in recordings(runtime))
 
 
@@ -51,9 +51,9 @@ def test_a_budget_that_no_replay_reaches_is_kept_to_the_bit():
 
 
 def test_who_has_not_asked_is_told_how_to():
-    runtime = configured()
+    runtime, blocks = configured(), layers()
     with pytest.raises(BudgetTooSmall, match="To have the block recomputed as a whole, call it by ds_adacc"):
-        train(layers(), lambda block, x: run_unasked(runtime, block, x))
+        train(blocks, lambda block, x: run_unasked(runtime, block, x))
     assert not any(each.is_whole for each in recordings(runtime))
 
 
@@ -212,7 +212,8 @@ def test_an_operator_that_runs_as_another_while_it_is_recorded():
     def asked(block, x):
         return runtime.run(runtime.blocks.of(block), block, block, (x,), {}, is_asked=True)
 
-    assert same(train(layers(Transcriber), asked), train(layers(Transcriber), plainly))
+    blocks = layers(Transcriber)
+    assert same(train(blocks, asked), train(layers(Transcriber), plainly))
     assert all(each.is_whole for each in recordings(runtime))
 
 
@@ -243,6 +244,58 @@ def test_another_number_in_an_object_among_the_arguments_is_an_error():
     options.scale = 3.0
     with pytest.raises(RuntimeError, match=r"But argument of type SimpleNamespace \(0\).scale has changed"):
         y.sum().backward()
+
+
+class Options:
+    """An object that a program gives its blocks, and that is no list, tuple or dict."""
+
+    def __init__(self, shift):
+        self.shift = shift
+
+
+class Shifting(Experts):
+    """Adds a tensor before it routes, so that only a second forward needs it."""
+
+    def forward(self, x, options):
+        return self.routed(x + (options[0] if isinstance(options, tuple) else options.shift))
+
+
+def replace_shift(options):
+    options.shift = options.shift * 2
+
+
+@pytest.mark.parametrize(
+    ("pack", "change"),
+    [
+        (Options, replace_shift),
+        (Options, lambda options: options.shift.mul_(2)),
+        (namedtuple("OneOption", "shift"), lambda options: options.shift.mul_(2)),
+    ],
+    ids=["replaced", "written to", "written to in a named tuple"],
+)
+def test_another_tensor_in_an_object_among_the_arguments_is_an_error(pack, change):
+    configured()
+    (block,), options = layers(Shifting, 1), pack(torch.ones(WIDTH))
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True), options)
+    change(options)
+    with pytest.raises(RuntimeError, match=r"But argument of type \w+ \(0\)\S*shift|\(0\)\[0\] has changed"):
+        y.sum().backward()
+
+
+def test_a_block_that_replaces_a_tensor_in_an_object_among_the_arguments_is_not_recomputed_as_a_whole():
+    class Passing(Experts):
+        def forward(self, batch):
+            batch.shift = self.routed(batch.shift)
+            return batch.shift
+
+    def run(call, block, x):
+        return call(block, Options(x * 1))
+
+    plain = train(layers(Passing), plainly, run=run)
+    runtime, blocks = configured(memory_budget=1.0), layers(Passing)
+    assert same(train(blocks, checkpoint, run=run), plain)
+    reasons = [str(each.remarks) for each in recordings(runtime)]
+    assert all("its forward changes argument of type Options (0).shift" in each for each in reasons)
 
 
 def test_a_buffer_or_a_parameter_that_was_written_to_is_an_error():
@@ -278,6 +331,59 @@ def test_another_buffer_in_its_place_is_an_error():
     y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
     block.scale = torch.full((), 2.0)
     with pytest.raises(RuntimeError, match="But its tensor scale is another one than when the first began"):
+        y.sum().backward()
+
+
+SHIFT = {"by": torch.zeros(WIDTH)}
+
+
+class ShiftedByAGlobal(Experts):
+    def forward(self, x):
+        return self.routed(x + SHIFT["by"])
+
+
+class ShiftedIfLarge(Experts):
+    """No call that was recorded has read what it adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.shifts = {"by": torch.ones(WIDTH)}
+
+    def forward(self, x):
+        return self.routed(x + self.shifts["by"] if x.mean().item() > 1 else x)
+
+
+@pytest.mark.parametrize(("kind", "held"), [(ShiftedByAGlobal, lambda _: SHIFT), (ShiftedIfLarge, lambda b: b.shifts)])
+@pytest.mark.parametrize(
+    "change",
+    [lambda held: held.update(by=held["by"] + 1), lambda held: held["by"].add_(1)],
+    ids=["replaced", "written to"],
+)
+def test_another_tensor_in_a_global_or_in_what_only_later_calls_read_is_an_error(kind, held, change):
+    runtime = configured()
+    (block,) = layers(kind, 1)
+    checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+    y = checkpoint(block, torch.randn(TOKENS, WIDTH).add(9).requires_grad_())
+    assert runtime.recordings == 1
+    change(held(block))
+    with pytest.raises(RuntimeError, match=r"had when the first began is there no more|a tensor that a block holds"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("bound", ["block", "scale", "shift"])
+def test_a_function_that_finds_other_things_in_its_cells_is_an_error(bound):
+    """As where a loop makes a function for each block, and its variables have gone on when backward comes."""
+    configured()
+    blocks = layers(count=2)
+    block, scale, shift = blocks[0], 2.0, torch.zeros(WIDTH)
+    y = checkpoint(lambda x: block(x * scale + shift), torch.randn(TOKENS, WIDTH, requires_grad=True))
+    if bound == "block":
+        block = blocks[1]
+    elif bound == "scale":
+        scale = 3.0
+    else:
+        shift = torch.ones(WIDTH)
+    with pytest.raises(RuntimeError, match="began"):
         y.sum().backward()
 
 
@@ -645,6 +751,6 @@ def test_a_block_of_which_replays_make_nearly_everything_is_planned_by_its_opera
             y = self.layers(x)
             return y * y.abs().max().item()
 
-    runtime = configured(memory_budget=1.0)
-    train(layers(ReadsLast), checkpoint)
+    runtime, blocks = configured(memory_budget=1.0), layers(ReadsLast)
+    train(blocks, checkpoint)
     assert not any(each.is_whole for each in recordings(runtime))

@@ -114,6 +114,31 @@ def test_a_forward_of_the_instance_is_run_and_given_back(model):
     assert "forward" not in vars(model[1])
 
 
+class Patched(zoo.GPTBlock):
+    def forward(self, x):
+        return super().forward(x)
+
+
+def patch_class(block):
+    Patched.forward = doubled
+
+
+def change_class(block):
+    block.__class__ = type("Doubled", (Patched,), {"forward": doubled})
+
+
+@pytest.mark.parametrize("change", [patch_class, change_class])
+def test_the_forward_that_its_class_has_now_is_run(change, monkeypatch):
+    monkeypatch.setattr(Patched, "forward", Patched.forward)
+    model = nn.Sequential(Patched(dropout=0.0), Patched(dropout=0.0))
+    runtime, x = wrapped(model), torch.randn(2, 9, zoo.WIDTH, requires_grad=True)
+    before = model[0](x)
+    before.sum().backward()
+    change(model[0])
+    assert torch.equal(model[0](x), 2 * before)
+    assert runtime.calls == 2
+
+
 @pytest.mark.parametrize("covered", [True, (None,), None])
 def test_a_forward_of_the_users_own_with_an_attribute_covered_is_not_taken_for_a_runtimes(model, covered):
     """A program may mark its functions as it likes, as by how far its tests cover them."""

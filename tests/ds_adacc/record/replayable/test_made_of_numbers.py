@@ -48,9 +48,9 @@ def test_a_capacity_is_no_data_and_all_that_follows_is_recomputed():
 def test_where_the_program_asks_for_checkpointing_such_a_block_is_recomputed_as_a_whole_and_recorded_at_few_lengths():
     sizes = (48, 40, 56, 44, 61, 36, 53)
     plain = train(layers(Capacity), plainly, sizes)
-    runtime = configured(memory_budget=0.6)
+    runtime, blocks = configured(memory_budget=0.6), layers(Capacity)
     try:
-        assert same(train(layers(Capacity), checkpoint, sizes), plain)
+        assert same(train(blocks, checkpoint, sizes), plain)
     finally:
         checkpointing.registry.reset()
     assert runtime.recordings == LAYERS + 2
@@ -62,9 +62,9 @@ def test_a_block_that_reads_a_number_at_its_end_is_recomputed_operator_by_operat
         def forward(self, x):
             return x + self.expert((x * self.gate(x).sum(-1, keepdim=True)).tanh())[: torch.tensor(len(x))]
 
-    runtime = configured(memory_budget=0.9)
+    runtime, blocks = configured(memory_budget=0.9), layers(Ending)
     try:
-        train(layers(Ending), checkpoint)
+        train(blocks, checkpoint)
     finally:
         checkpointing.registry.reset()
     for recording in recordings(runtime):
