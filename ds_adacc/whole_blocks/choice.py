@@ -143,6 +143,8 @@ def _changed(called: RecordedCall, recording: Recording) -> str | None:
     block, call = called.incoming.block, called.incoming.call
     if flatten((call.run.args, call.run.keywords), [], []) != called.arguments:
         return "an argument"
+    if called.beginning is not None and called.beginning.reached.is_changed():
+        return "a variable around it"
     try:
         reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
     except UnreadableModule:
