@@ -182,6 +182,28 @@ def keep(tensor: torch.Tensor) -> Retained:
     return Retained.of(UNPLANNED, held)
 
 
+class SideSlot:
+    """A slot whose node runs on another stream than the one on which the call began (Rule E9).
+
+    Its tensor is restored on the latter, `home`. The stream of the node waits for that.
+    """
+
+    __slots__ = ("home", "slot")
+
+    def __init__(self, slot: Slot, home: torch.cuda.Stream) -> None:
+        self.slot = slot
+        self.home = home
+
+    def unpack(self) -> torch.Tensor:
+        home, current = self.home, torch.cuda.current_stream(self.home.device)
+        home.wait_stream(current)  # for what was done there for this node, such as to gather a parameter
+        with torch.cuda.stream(home):
+            tensor = self.slot.unpack()
+        current.wait_stream(home)
+        tensor.record_stream(current)
+        return tensor
+
+
 def never_saved(name: str) -> RuntimeError:
     return RuntimeError(
         f"backward needs the value {name}, which this forward did not save. This is a bug in ds_adacc; please report it"
@@ -202,6 +224,8 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
     A backward within `run` stays on this thread, also on a GPU, for which autograd has threads of its own. There nobody
     would be told of the Python that it runs, and two threads would race for the order in which it saves tensors.
     """
+    if torch.cuda.is_initialized():
+        pack = _on_one_stream(pack)
     threads = torch._C._is_multithreading_enabled()
     try:
         torch._C._set_multithreading_enabled(False)
@@ -212,3 +236,37 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
             torch._C._autograd._pop_saved_tensors_default_hooks()
     finally:
         torch._C._set_multithreading_enabled(threads)
+
+
+def _on_one_stream(pack: Callable[[torch.Tensor], Slot]) -> Callable[[torch.Tensor], Slot]:
+    """The pack hook of a call that begins now, on the current stream (Rule E9). It runs for each saved tensor."""
+    home = torch.cuda.current_stream()
+    homes = {home.device.index: (home.cuda_stream, home)}
+    raw_stream = torch._C._cuda_getCurrentRawStream  # without making a Python object of it
+
+    def packed(tensor: torch.Tensor) -> Slot:
+        slot, index = pack(tensor), tensor.get_device()
+        if index < 0:
+            return slot
+        known = homes.get(index)
+        if known is None:  # a device on which the call did not begin
+            home = torch.cuda.current_stream(index)
+            homes[index] = home.cuda_stream, home
+        elif raw_stream(index) != known[0]:
+            return _beside(known[1], slot, tensor)
+        return slot
+
+    return packed
+
+
+def _beside(home: torch.cuda.Stream, slot: Slot, tensor: torch.Tensor) -> Slot:
+    """The slot of a tensor that was saved on another stream than `home`. Replays there may read what is held of it."""
+    inner: Any = slot
+    while hasattr(inner, "slot"):
+        inner = inner.slot
+    holder = getattr(inner, "holder", inner)
+    if isinstance(holder, Holder):
+        for each in (tensor, *holder.held()):
+            each.record_stream(home)
+    is_as_it_was = inner is slot or type(slot) is ValueSlot
+    return slot if is_as_it_was and isinstance(holder, Retained | ParameterSlot) else SideSlot(slot, home)
