@@ -224,8 +224,6 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
     A backward within `run` stays on this thread, also on a GPU, for which autograd has threads of its own. There nobody
     would be told of the Python that it runs, and two threads would race for the order in which it saves tensors.
     """
-    if torch.cuda.is_initialized():
-        pack = _on_one_stream(pack)
     threads = torch._C._is_multithreading_enabled()
     try:
         torch._C._set_multithreading_enabled(False)
@@ -238,29 +236,29 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
         torch._C._set_multithreading_enabled(threads)
 
 
-def _on_one_stream(pack: Callable[[torch.Tensor], Slot]) -> Callable[[torch.Tensor], Slot]:
-    """The pack hook of a call that begins now, on the current stream (Rule E9). It runs for each saved tensor."""
-    home = torch.cuda.current_stream()
-    homes = {home.device.index: (home.cuda_stream, home)}
-    raw_stream = torch._C._cuda_getCurrentRawStream  # without making a Python object of it
+def on_one_stream(pack: Callable[[torch.Tensor], Slot]) -> Callable[[torch.Tensor], Slot]:
+    """The pack hook of a call that begins now, on the current streams: `pack`, and a `SideSlot` where it is needed."""
+    if not torch.cuda.is_initialized():
+        return pack
+    # It runs for each saved tensor (Rule E2), so it makes no stream of Python's.
+    current_stream = torch._C._cuda_getCurrentStream
+    first = torch._C._cuda_getDevice()
+    homes = {first: current_stream(first)}
 
     def packed(tensor: torch.Tensor) -> Slot:
-        slot, index = pack(tensor), tensor.get_device()
-        if index < 0:
+        slot, device = pack(tensor), tensor.get_device()
+        if device < 0:
             return slot
-        known = homes.get(index)
-        if known is None:  # a device on which the call did not begin
-            home = torch.cuda.current_stream(index)
-            homes[index] = home.cuda_stream, home
-        elif raw_stream(index) != known[0]:
-            return _beside(known[1], slot, tensor)
-        return slot
+        current = current_stream(device)
+        home = homes.setdefault(device, current)
+        return slot if home == current else _beside(home, slot, tensor)
 
     return packed
 
 
-def _beside(home: torch.cuda.Stream, slot: Slot, tensor: torch.Tensor) -> Slot:
-    """The slot of a tensor that was saved on another stream than `home`. Replays there may read what is held of it."""
+def _beside(stream: tuple[int, int, int], slot: Slot, tensor: torch.Tensor) -> Slot:
+    """The slot of a tensor that was saved on another stream than this. Replays on this may read what is held of it."""
+    home = torch.cuda.Stream(**dict(zip(("stream_id", "device_index", "device_type"), stream, strict=True)))
     inner: Any = slot
     while hasattr(inner, "slot"):
         inner = inner.slot

@@ -11,7 +11,7 @@ from recomputing import recomputing
 from torch import nn
 
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.slots import Holder, ParameterSlot, ValueSlot, keep, run_packed
+from ds_adacc.program.slots import Holder, ParameterSlot, ValueSlot, keep, on_one_stream, run_packed
 
 HOME, SIDE = 1, 2
 
@@ -20,13 +20,13 @@ class Stream:
     """A stream by its number, on a device; `log` has what it waited for, in order."""
 
     def __init__(self, number, log):
-        self.cuda_stream, self.device, self.log = number, torch.device("cuda", 0), log
+        self.number, self.device, self.log = number, torch.device("cuda", 0), log
 
     def wait_stream(self, other):
         self.log.append(f"{self} waits for {other}")
 
     def __str__(self):
-        return {HOME: "home", SIDE: "side"}[self.cuda_stream]
+        return {HOME: "home", SIDE: "side"}[self.number]
 
 
 class Restoring(Holder):
@@ -55,12 +55,14 @@ class Cuda:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.running[-1])
         monkeypatch.setattr(torch.cuda, "stream", self.on)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", self.raw_stream, raising=False)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda stream_id, **_: {HOME: self.home, SIDE: self.side}[stream_id])
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", self.data_of_stream, raising=False)
         monkeypatch.setattr(torch.Tensor, "get_device", lambda tensor: 0)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: self.lend(tensor, stream))
 
-    def raw_stream(self, index):
-        return self.running[-1].cuda_stream
+    def data_of_stream(self, device):
+        return self.running[-1].number, device, 1
 
     def lend(self, tensor, stream):
         self.lent.append((tensor.data_ptr(), str(stream)))
@@ -85,7 +87,7 @@ def saved(cuda, slot, stream):
         with cuda.on(stream):
             return tensor.exp()  # saves its result
 
-    output = run_packed(lambda tensor: slot, run)
+    output = run_packed(on_one_stream(lambda tensor: slot), run)
     return output, output.grad_fn
 
 
@@ -126,15 +128,31 @@ def test_what_is_retained_waits_for_nothing(cuda):
 
 def test_without_a_gpu_autograd_calls_the_hook_itself(monkeypatch):
     """So a call costs nothing more there."""
-    called, push = [], torch._C._autograd._push_saved_tensors_default_hooks
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(
-        torch._C._autograd,
-        "_push_saved_tensors_default_hooks",
-        lambda pack, unpack: (called.append(pack), push(pack, unpack)),
-    )
-    run_packed(keep, lambda: None)
-    assert called == [keep]
+    assert on_one_stream(keep) is keep
+
+
+def test_a_recorded_call_restores_on_its_first_stream_too(cuda):
+    """When it is recorded it has no plan: what it saves is packed after its forward."""
+    linear = nn.Linear(4, 4)
+
+    def block(x):
+        h = x.sin().exp()
+        with cuda.on(cuda.side):
+            side = h.tanh()
+        return linear(h) * side
+
+    runtime, x = recomputing(), torch.randn(2, 4, requires_grad=True)
+    expected = torch.autograd.grad(block(x).sum(), [x, *linear.parameters()])
+    for _ in range(2):
+        cuda.log.clear(), cuda.lent.clear()  # they are part of what the block depends on
+        output = runtime.checkpoint(block, x)
+        (tanh,) = (node for node, _ in output.grad_fn.next_functions if node.name() == "TanhBackward0")
+        with cuda.on(cuda.side):
+            assert torch.equal(tanh._saved_result, x.sin().exp().tanh())
+        assert cuda.log == ["home waits for side", "side waits for home"]
+        assert all(map(torch.equal, expected, torch.autograd.grad(output.sum(), [x, *linear.parameters()])))
+    assert runtime.recordings == 1
 
 
 @pytest.mark.gpu
