@@ -49,7 +49,9 @@ E8. Parameters.
     A parameter is read where it lies when backward asks, and is never held: ZeRO-3 frees and moves it between the two.
 E9. Device and stream.
     Unpacking asks for the current device and stream. Backward has threads of its own; what the forward's thread has
-    set does not hold there.
+    set does not hold there. It runs each node on the stream on which forward ran the operator. A block may use several;
+    what is restored for one node is cached for others. So all is restored on the stream on which the call began. Nodes
+    of other streams wait for it, and its memory is not reused before they are done.
 E10. The order of holders.
     A holder comes after the holders that it is rebuilt from. Values are numbered in that order.
 E11. Numbers that keep changing.

@@ -165,6 +165,12 @@ def own_parameters(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.T
     return tuple([places.get(id(whole)) for whole in wholes])
 
 
+def hooks_on(tensors: Iterable[torch.Tensor]) -> Hashable:
+    """The code of the hooks that `tensors` have: a backward within the block runs them, as if they were part of it."""
+    hooks = [(n, hook) for n, tensor in enumerate(tensors) for hook in (tensor._backward_hooks or {}).values()]
+    return tuple([(n, getattr(getattr(hook, "__func__", hook), "__code__", type(hook))) for n, hook in hooks])
+
+
 class Sizes(NamedTuple):
     """What differs between two calls of one program at two sizes.
 
@@ -197,9 +203,10 @@ class Signature(_Fields):
     """What tells two calls of a block apart, besides what its function can reach.
 
     `arguments`: what `flatten` returned; `tensors`: how those among the arguments look (`describe`); `shared`: what
-    `aliases` returned; `ambient`: of the state outside the block; `training`: the module's flag; None: it has none;
-    `held_before`: the places of the inputs that an earlier call of the same forward holds. `is_asked`: whether the
-    program has asked for checkpointing of just this call, so that its forward may run twice (Rule R20).
+    `aliases`, `own_parameters` and `hooks_on` returned; `ambient`: of the state outside the block; `training`: the
+    module's flag; None: it has none; `held_before`: the places of the inputs that an earlier call of the same forward
+    holds. `is_asked`: whether the program has asked for checkpointing of just this call, so that its forward may run
+    twice (Rule R20).
 
     What is asked of it is worked out once: each new size is compared with all those that the block has met.
     """

@@ -182,6 +182,28 @@ def keep(tensor: torch.Tensor) -> Retained:
     return Retained.of(UNPLANNED, held)
 
 
+class SideSlot:
+    """A slot whose node runs on another stream than the one on which the call began (Rule E9).
+
+    Its tensor is restored on the latter, `home`. The stream of the node waits for that.
+    """
+
+    __slots__ = ("home", "slot")
+
+    def __init__(self, slot: Slot, home: torch.cuda.Stream) -> None:
+        self.slot = slot
+        self.home = home
+
+    def unpack(self) -> torch.Tensor:
+        home, current = self.home, torch.cuda.current_stream(self.home.device)
+        home.wait_stream(current)  # for what was done there for this node, such as to gather a parameter
+        with torch.cuda.stream(home):
+            tensor = self.slot.unpack()
+        current.wait_stream(home)
+        tensor.record_stream(current)
+        return tensor
+
+
 def never_saved(name: str) -> RuntimeError:
     return RuntimeError(
         f"backward needs the value {name}, which this forward did not save. This is a bug in ds_adacc; please report it"
@@ -212,3 +234,37 @@ def run_packed(pack: Callable[[torch.Tensor], Slot], run: Callable[[], Any]) -> 
             torch._C._autograd._pop_saved_tensors_default_hooks()
     finally:
         torch._C._set_multithreading_enabled(threads)
+
+
+def on_one_stream(pack: Callable[[torch.Tensor], Slot]) -> Callable[[torch.Tensor], Slot]:
+    """The pack hook of a call that begins now, on the current streams: `pack`, and a `SideSlot` where it is needed."""
+    if not torch.cuda.is_initialized():
+        return pack
+    # It runs for each saved tensor (Rule E2), so it makes no stream of Python's.
+    current_stream = torch._C._cuda_getCurrentStream
+    first = torch._C._cuda_getDevice()
+    homes = {first: current_stream(first)}
+
+    def packed(tensor: torch.Tensor) -> Slot:
+        slot, device = pack(tensor), tensor.get_device()
+        if device < 0:
+            return slot
+        current = current_stream(device)
+        home = homes.setdefault(device, current)
+        return slot if home == current else _beside(home, slot, tensor)
+
+    return packed
+
+
+def _beside(stream: tuple[int, int, int], slot: Slot, tensor: torch.Tensor) -> Slot:
+    """The slot of a tensor that was saved on another stream than this. Replays on this may read what is held of it."""
+    home = torch.cuda.Stream(**dict(zip(("stream_id", "device_index", "device_type"), stream, strict=True)))
+    inner: Any = slot
+    while hasattr(inner, "slot"):
+        inner = inner.slot
+    holder = getattr(inner, "holder", inner)
+    if isinstance(holder, Holder):
+        for each in (tensor, *holder.held()):
+            each.record_stream(home)
+    is_as_it_was = inner is slot or type(slot) is ValueSlot
+    return slot if is_as_it_was and isinstance(holder, Retained | ParameterSlot) else SideSlot(slot, home)

@@ -47,6 +47,7 @@ _HOOKS = frozenset({"register_hook", "register_prehook", "_register_hook_dict", 
 _LAUNCHES = frozenset({"run", "runner", "__call__"})
 _MAKERS = frozenset({"tensor", "as_tensor", "new_tensor"})  # functions of torch that make a tensor of a number
 _ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
+_DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
 _OUTSIDE = frozenset({"time", "datetime", "uuid", "_uuid", "posix", "nt", "_io", "io", "_socket"})
 # Functions in C of `os` that read nothing: they compute with a path, or write.
 _READ_NOTHING = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path_splitroot_ex", "putenv", "unsetenv"})
@@ -209,6 +210,11 @@ class Watch:
     def has_seen(self, code: types.CodeType) -> bool:
         """Whether a function with this code has run."""
         return id(code) in self._codes
+
+    @property
+    def has_seen_backward(self) -> bool:
+        """Whether the block has run a backward in its forward."""
+        return any(map(self.has_seen, _DIFFERENTIATE))
 
     @property
     def makes_of_number(self) -> bool:

@@ -21,7 +21,7 @@ from ds_adacc.program.arguments import ValueRef, tensors_in
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.nodes import graphs_behind
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.slots import Slot, keep, run_packed
+from ds_adacc.program.slots import Slot, keep, on_one_stream, run_packed
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import python_modules_in, snapshot
 from ds_adacc.python_state.reading import UnreadableModule
@@ -103,6 +103,7 @@ class _RecordingHook:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
         self._slots: LateSlots | None = LateSlots(recorder.draft.count_operators)
+        self._keep = on_one_stream(self._slots.keep)
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> Slot:
@@ -113,13 +114,14 @@ class _RecordingHook:
                 return keep(tensor)
             packed = self.recorder.pack(tensor)
             with self.recorder.aside():
-                return self._slots.add(keep(packed))
+                return self._keep(packed)
 
     def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:
         """As of `LateSlots`."""
         assert self._slots is not None
         found = self._slots.close()
         self.recorder = self._slots = None
+        self._keep = keep
         return found
 
 

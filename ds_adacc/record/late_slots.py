@@ -35,8 +35,9 @@ class LateSlots:
         self._slots: list[weakref.ref[LateSlot]] = []
         self._discarded: dict[int, int] = {}
 
-    def add(self, slot: Slot) -> LateSlot:
-        late, number = LateSlot(slot), len(self._slots)
+    def keep(self, tensor: torch.Tensor) -> LateSlot:
+        """A slot that retains the tensor until it is exchanged."""
+        late, number = LateSlot(keep(tensor)), len(self._slots)
         self._slots.append(weakref.ref(late, lambda _: self._discarded.update({number: self._now()})))
         return late
 

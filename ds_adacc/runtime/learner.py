@@ -126,6 +126,7 @@ class Learner:
                 # The signature has the arguments without those of a `functools.partial` that is called.
                 beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
             captured = capture(incoming.block.name, incoming.call)
+        incoming.block.differentiates = incoming.block.differentiates or captured.watch.has_seen_backward
         if captured.recording is not None:
             captured.recording = captured.recording.with_held_before(incoming.signature.held_before)
         guards = {**captured.watch.reads.marks, **incoming.guards}

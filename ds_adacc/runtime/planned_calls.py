@@ -19,7 +19,7 @@ from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.probe import Probe
 from ds_adacc.profile.timer import stopwatch
 from ds_adacc.program.dispatch_modes import BesideCompiled
-from ds_adacc.program.slots import run_packed
+from ds_adacc.program.slots import on_one_stream, run_packed
 from ds_adacc.record.follower import follow, not_followed_now
 from ds_adacc.runtime.learner import Learned
 from ds_adacc.runtime.plain_calls import PlainCalls
@@ -99,6 +99,7 @@ class PlannedCalls:
         )
         if probe is not None:
             pack = probe.pack(pack)
+        pack = on_one_stream(pack)
         if bound.recording.runs_compiled or bound.recording.is_whole:  # data decide what runs of that
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:

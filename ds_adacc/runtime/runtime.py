@@ -31,6 +31,7 @@ from ds_adacc.program.signature import (
     ambient,
     describe,
     flatten,
+    hooks_on,
     own_parameters,
     surroundings,
     why_unrecordable,
@@ -182,7 +183,8 @@ class Runtime:
                 return self._plain.fall_back(plain, str(reason))
             block.last_reading = reading
             own = own_parameters(call.inputs, call.closure.parameters)
-            shared = aliases(call.inputs, [*call.inner, *held]), own
+            hooks = () if block.differentiates is False else hooks_on(chain(call.inputs, call.closure.parameters))
+            shared = aliases(call.inputs, [*call.inner, *held]), own, hooks
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)
             return self._record_or_run(Incoming(block, signature, reading.marks, held, call))

@@ -9,7 +9,8 @@ policy retains that value, or recomputes it.
 The files, in the order of a call:
 
 * `asked`: whether the program has asked for checkpointing of this call.
-* `beginning`: all that a second forward must find as it was; `written_buffers`: of what the forward writes to, too.
+* `beginning`: all that a second forward must find as it was; `written_buffers`: of what the forward writes to, too;
+  `reached`: of what the function reaches by the variables around it.
 * `choice`: whether a block that was recorded is planned as one operator; if not, why not.
 * `one_operator`: makes the recording of that operator; `costs`: its profile.
 * `host_copies`: holds in host memory what a call saves, while the ranks have yet to agree on a plan for it.

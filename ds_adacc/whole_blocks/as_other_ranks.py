@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_adacc.execute.block import Block
 from ds_adacc.program.replay import check_parameters
-from ds_adacc.program.slots import run_packed
+from ds_adacc.program.slots import on_one_stream, run_packed
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.whole_blocks.beginning import Beginning
@@ -36,6 +36,6 @@ def run_as_other_ranks(block: Block, run: functools.partial[Any], inside: Around
 
     second = SecondForward(block.name, Beginning(call, known), around, keeps=True)
     with inside():
-        output = run_packed(second.slot, run)
+        output = run_packed(on_one_stream(second.slot), run)
     second.run_at_gradient_of(output, call.arguments)
     return output

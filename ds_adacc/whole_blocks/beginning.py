@@ -22,6 +22,7 @@ from ds_adacc.python_state.guards import DEPTH, Guards, Walk
 from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.record.block_call import BlockCall
+from ds_adacc.whole_blocks.reached import Reached
 from ds_adacc.whole_blocks.written_buffers import WrittenBuffers
 
 
@@ -31,13 +32,15 @@ class Beginning:
     Tensors are held without their graph. Lists, tuples and dicts are copied, so that the forward may change its own.
     What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
     are with torch.utils.checkpoint. So a number or a tensor in one of them must not change. `held`: the tensors among
-    the arguments, by identity. `buffers`: those to which the forward writes.
+    the arguments, by identity. `reached`: what the function reaches by itself. `buffers`: those to which the forward
+    writes.
     """
 
     def __init__(self, call: BlockCall, recording: Recording | None = None) -> None:
         """`recording`: that of the block; None: it is recorded now."""
         run = call.run
         self.buffers = WrittenBuffers(call.closure, recording)
+        self.reached = Reached(run.func)
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
         self._objects: list[Any] = []
@@ -57,9 +60,10 @@ class Beginning:
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
 
-        Raises RuntimeError if an argument was written to since, or a number or a tensor in an object among them has
-        changed.
+        Raises RuntimeError if an argument was written to since, if a number or a tensor in an object among them has
+        changed, or if the function reaches something else by itself.
         """
+        self.reached.check()
         if (changed := self.changed()) is not None:
             raise RuntimeError(
                 "backward runs the forward of a block a second time, as torch.utils.checkpoint does. But "

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-import torch
-
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.plan.agreement import Agreement
@@ -26,7 +24,6 @@ from ds_adacc.whole_blocks.one_operator import as_whole, calls_collective, why_n
 from ds_adacc.whole_blocks.second_forward import nodes_of
 from ds_adacc.whole_blocks.written_buffers import why_not_put_back
 
-_DIFFERENTIATE = torch.autograd.grad.__code__, torch.autograd.backward.__code__
 _ADVICE = (
     "To have the block recomputed as a whole, call it by ds_adacc.checkpointing.checkpoint, or enable the gradient "
     "checkpointing of transformers"
@@ -105,7 +102,7 @@ def _why_not_now(called: RecordedCall, recording: Recording, placement: InputPla
     incoming, watch, beginning = called.incoming, called.captured.watch, called.beginning
     if placement != InputPlacement():
         return "its inputs are to be partitioned or held on the host"
-    if any(map(watch.has_seen, _DIFFERENTIATE)):
+    if watch.has_seen_backward:
         return "it runs a backward in its forward"
     unwatched = watch.not_put_back or unreadable((incoming.signature, called.guards))
     if unwatched is not None:
@@ -145,6 +142,8 @@ def _changed(called: RecordedCall, recording: Recording, beginning: Beginning) -
         return "an argument"
     if (inside := beginning.changed()) is not None:
         return inside
+    if beginning.reached.is_changed():
+        return "a variable around it"
     try:
         reading, _ = call.closure.read(marks_of(block.places), block.last_reading)
     except UnreadableModule:
