@@ -33,8 +33,14 @@ class SameAgain:
     """
 
     def __init__(
-        self, incoming: Incoming, variant: Variant, inside: Around, on_effects: Callable[[Block, bool], None]
+        self,
+        incoming: Incoming,
+        variant: Variant,
+        inside: Around,
+        on_effects: Callable[[Block, bool], None],
+        has_run: bool = False,
     ) -> None:
+        """`has_run`: the forward was recorded. Which tensors it has found in globals is not known any more."""
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
@@ -46,9 +52,10 @@ class SameAgain:
         self._function = incoming.call.run.func
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
         written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
+        found = () if has_run else tensors_at(self._block.places)
         self._held = {  # by identity, with the version that each must have
             id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
-            for tensor in (*incoming.held, *tensors_at(self._block.places), *closure_of(self._function).tensors)
+            for tensor in (*incoming.held, *self._closure.tensors, *found)
         }
 
     def end_forward(self) -> None:
@@ -116,14 +123,20 @@ def undisturbing(closure: Closure, inside: Around) -> Iterator[None]:
 
 @contextmanager
 def _put_back(closure: Closure) -> Iterator[None]:
-    """Put back the tensors that modules have as attributes, such as an auxiliary loss with the graph of its forward."""
-    every = (attributes for module in closure.submodules() for attributes in (vars(module), module._buffers))
-    held = [(attributes, _tensors(attributes)) for attributes in every]
+    """Put back what modules have as attributes in place of tensors, such as an auxiliary loss with its forward's graph.
+
+    The program may have taken it away since the first forward: then it is away afterwards, too.
+    """
+    every = [attributes for module in closure.submodules() for attributes in (vars(module), module._buffers)]
+    held = [dict(attributes) for attributes in every]
     try:
         yield
     finally:
-        for attributes, tensors in held:
-            attributes.update(tensors)
+        for attributes, before in zip(every, held, strict=True):
+            for name in _tensors(attributes) - before.keys():
+                del attributes[name]
+            names = _tensors(attributes) | _tensors(before)
+            attributes.update({name: before[name] for name in names})
 
 
 @contextmanager
@@ -150,5 +163,6 @@ def _reference(owner: Any, path: Path) -> Callable[[], torch.Tensor | None]:
     return (lambda: None) if tensor is None else weakref.ref(tensor)
 
 
-def _tensors(attributes: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: value for name, value in attributes.items() if type(value) is torch.Tensor}
+def _tensors(attributes: dict[str, Any]) -> set[str]:
+    """The names of those that are tensors."""
+    return {name for name, value in attributes.items() if type(value) is torch.Tensor}

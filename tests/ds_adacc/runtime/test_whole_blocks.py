@@ -549,6 +549,40 @@ def test_an_auxiliary_loss_in_an_attribute_stays_that_of_the_first_forward():
     assert all(map(torch.equal, *results))
 
 
+@pytest.mark.parametrize("take", [lambda block: setattr(block, "last", None), lambda block: delattr(block, "last")])
+def test_an_auxiliary_loss_that_the_program_takes_away_stays_away(take):
+    results = []
+    for call in (plainly, checkpoint):
+        configured()
+        blocks, found = layers(Leaving), []
+        for step in range(3):
+            x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(step))
+            for block in blocks:
+                x = call(block, x)
+            loss = x.sum() + sum(block.last for block in blocks)
+            for block in blocks:
+                take(block)
+            loss.backward()
+            assert not any(getattr(block, "last", None) is not None for block in blocks)
+            found += [p.grad.clone() for p in blocks.parameters() if p.grad is not None]
+        results.append(found)
+    assert all(map(torch.equal, *results))
+
+
+class LeavingInAGlobal(Experts):
+    def forward(self, x):
+        y = self.routed(x)
+        LEFT["last"] = y.mean()
+        return y
+
+
+LEFT = {"last": torch.zeros(())}
+
+
+def test_a_global_that_blocks_write_to_one_after_the_other_is_theirs():
+    assert_exact_as_a_whole(LeavingInAGlobal)
+
+
 def test_what_the_block_leaves_in_a_list_keeps_nothing_of_its_second_forward(uncollected):
     left = Left()
 
