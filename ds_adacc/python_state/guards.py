@@ -51,6 +51,7 @@ _DEEPSPEED |= {"ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_inf
 _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_parsed"}
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
+_OF_BLOCKS = ("block", "closure", "parameter")  # how the names of all begin that a block holds (`reading.py`)
 DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ATTRIBUTES = 1024  # of an object that are; the arguments of Megatron are hundreds
@@ -223,6 +224,8 @@ class Walk:
                 continue
             self._classes.add(cls)
             name = cls.__qualname__
+            if name.startswith(_OF_BLOCKS):
+                name = f"class {name}"
             while name in self.guards:  # another class of this name
                 name += "'"
             self.guards[name] = None  # its attributes may refer to others of this name
