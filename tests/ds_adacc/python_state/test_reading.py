@@ -177,3 +177,14 @@ def test_an_attribute_is_told_from_a_global_and_an_attribute_of_the_class_of_the
         (type(block) if of_class else block).scale = 3.0
 
     assert recordings(block, change) == 2
+
+
+def test_a_hook_is_told_from_the_attribute_that_has_its_handle():
+    block = zoo.HolderBlock()
+    block.hook0 = block.register_forward_hook(lambda module, given, output: output.tanh())
+
+    def change():
+        block.hook0.remove()
+        block.hook0 = block.register_forward_hook(lambda module, given, output: output.sigmoid())
+
+    assert recordings(block, change) == 2
