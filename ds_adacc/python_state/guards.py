@@ -212,7 +212,7 @@ class Walk:
             guards[name] = _long(kind, items)
         else:
             for place, (key, item) in enumerate(items):
-                self.value(f"{name}{_step(key, place)}", item, depth - 1)
+                self.value(self._free(f"{name}{_step(key, place)}"), item, depth - 1)
 
     def classes(self, kind: type) -> None:
         """The bases, the functions and the other attributes of the user's classes."""
@@ -224,10 +224,7 @@ class Walk:
                 continue
             self._classes.add(cls)
             name = cls.__qualname__
-            if name.startswith(_OF_BLOCKS):
-                name = f"class {name}"
-            while name in self.guards:  # another class of this name
-                name += "'"
+            name = self._free(f"class {name}" if name.startswith(_OF_BLOCKS) else name)
             self.guards[name] = None  # its attributes may refer to others of this name
             functions: list[Hashable] = []
             for key, value in vars(cls).items():
@@ -243,7 +240,7 @@ class Walk:
                 if mark is not None:
                     functions += key, mark
                 elif state is not None:
-                    self.value(f"{name}.{key}", state, DEPTH)
+                    self.value(self._free(f"{name}.{key}"), state, DEPTH)
             self.guards[name] = _Class(cls.__mro__, tuple(functions))
         if type(kind) is not type:
             self.classes(type(kind))
@@ -254,6 +251,12 @@ class Walk:
             self.value(f"{name}.{key}", module.__dict__[key], depth)
         for key in slots_of(type(module)):
             self.value(f"{name}.{key}", getattr(module, key, None), depth)
+
+    def _free(self, name: str) -> str:
+        """The name, unless something else is called so: an attribute and an item, a class and one inside another."""
+        while name in self.guards:
+            name += "'"
+        return name
 
     def _met(self, name: str, value: Any) -> bool:
         first = self.met.setdefault(id(value), name)
