@@ -51,6 +51,7 @@ _DEEPSPEED |= {"ds_id", "ds_grads_remaining", "ds_recompute_parameters", "ds_inf
 _DEEPSPEED |= {"ds_external_parameters", "ds_model_granularity", "ds_autotp_parsed"}
 _DYNAMO = frozenset({"dynamo_ctx"})  # what torch.compile(block) sets: how it compiles. Which graph ran is seen anyway
 _NOT_GUARDED = MODULE_INTERNALS | _DEEPSPEED | _DYNAMO
+_OF_BLOCKS = ("block", "closure", "parameter")  # how the names of all begin that a block holds (`reading.py`)
 DEPTH = 6
 LONGEST = 256  # items of a container that are looked at one by one
 _MOST_ATTRIBUTES = 1024  # of an object that are; the arguments of Megatron are hundreds
@@ -211,7 +212,7 @@ class Walk:
             guards[name] = _long(kind, items)
         else:
             for place, (key, item) in enumerate(items):
-                self.value(f"{name}{_step(key, place)}", item, depth - 1)
+                self.value(self._free(f"{name}{_step(key, place)}"), item, depth - 1)
 
     def classes(self, kind: type) -> None:
         """The bases, the functions and the other attributes of the user's classes."""
@@ -223,8 +224,7 @@ class Walk:
                 continue
             self._classes.add(cls)
             name = cls.__qualname__
-            while name in self.guards:  # another class of this name
-                name += "'"
+            name = self._free(f"class {name}" if name.startswith(_OF_BLOCKS) else name)
             self.guards[name] = None  # its attributes may refer to others of this name
             functions: list[Hashable] = []
             for key, value in vars(cls).items():
@@ -240,7 +240,7 @@ class Walk:
                 if mark is not None:
                     functions += key, mark
                 elif state is not None:
-                    self.value(f"{name}.{key}", state, DEPTH)
+                    self.value(self._free(f"{name}.{key}"), state, DEPTH)
             self.guards[name] = _Class(cls.__mro__, tuple(functions))
         if type(kind) is not type:
             self.classes(type(kind))
@@ -251,6 +251,12 @@ class Walk:
             self.value(f"{name}.{key}", module.__dict__[key], depth)
         for key in slots_of(type(module)):
             self.value(f"{name}.{key}", getattr(module, key, None), depth)
+
+    def _free(self, name: str) -> str:
+        """The name, unless something else is called so: an attribute and an item, a class and one inside another."""
+        while name in self.guards:
+            name += "'"
+        return name
 
     def _met(self, name: str, value: Any) -> bool:
         first = self.met.setdefault(id(value), name)

@@ -10,6 +10,7 @@ import torch
 from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guards_of_values
 
 _ABSENT = object()  # the mark of a name that is not there: code may ask for it, and it may come later
+GLOBAL = "global "  # how the names of their marks begin
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
 
 
@@ -31,9 +32,13 @@ class Reads:
 
 
 def marks_of(places: Mapping[str, Place]) -> Guards:
-    """The marks of what is at these places now. Those of one place do not depend on the others."""
+    """The marks of what is at these places now. Those of one place do not depend on the others.
+
+    None is called as what a block holds: "block.scale" is an attribute, "global block.scale" lies in a file block.py.
+    """
     marks: Guards = {}
-    for name, (namespace, key) in places.items():
+    for place, (namespace, key) in places.items():
+        name = f"{GLOBAL}{place}"
         if key not in namespace:
             marks[name] = _ABSENT
             continue

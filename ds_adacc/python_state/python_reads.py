@@ -13,7 +13,7 @@ from torch._library.custom_ops import OPDEFS
 
 from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.function_marks import wrapped_in
-from ds_adacc.python_state.places import Place, Reads, marks_of
+from ds_adacc.python_state.places import GLOBAL, Place, Reads, marks_of
 
 
 class PythonReads(Reads):
@@ -28,7 +28,8 @@ class PythonReads(Reads):
         before, after = self.marks, marks_of(self.places)
         if before == after:
             return None
-        return next(name for name in {**before, **after} if before.get(name, self) != after.get(name, self))
+        names = (name for name in {**before, **after} if before.get(name, self) != after.get(name, self))
+        return next(names).removeprefix(GLOBAL)
 
     def check(self, operator: str) -> None:
         """Raises RuntimeError if anything is not as it was: `operator` may make something else now."""

@@ -165,7 +165,7 @@ class Structure:
                 self.others.append((f"{name}.{key}", place, "_parameters", key, DEPTH))
         self.others += [(f"{name}.{key}", place, "_buffers", key, 0) for key in module._buffers]
         hooks = [(held, key) for held in ("_forward_pre_hooks", "_forward_hooks") for key in getattr(module, held)]
-        self.others += [(f"{name}.hook{n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
+        self.others += [(f"{name}.hook {n}", place, held, key, DEPTH) for n, (held, key) in enumerate(hooks)]
         self.others += [(f"{name}.{key}", place, "", key, DEPTH) for key in slots_of(type(module))]
         for key in attributes:
             value = module.__dict__[key]

@@ -155,3 +155,22 @@ def test_a_number_with_a_name_like_pythons_own_may_change():
         settings.__scale__ = 3.0
 
     assert recordings(block, set_factor, set_scale) == 3
+
+
+def test_the_class_of_a_block_may_lie_inside_that_of_a_layer():
+    class Outer(nn.Module):
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2, self.outer = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.Linear(zoo.WIDTH, 8), Outer()
+
+            def act(self, x):
+                return torch.tanh(x)
+
+            def forward(self, x):
+                return self.fc2(self.outer(self.act(self.fc1(x))))
+
+        def forward(self, x):
+            return torch.sin(x)
+
+    assert recordings(Outer.Block(), lambda: setattr(Outer.Block, "act", lambda self, x: torch.sigmoid(x))) == 2

@@ -432,6 +432,10 @@ class Array(np.ndarray):
     pass
 
 
+class Both(dict):
+    """A config whose attributes are set beside the items that it was made of."""
+
+
 # An object, how a number is read from it, and how it is changed within the object.
 CHANGING = {
     "slots": (Slots, lambda v: v.number, own),
@@ -449,6 +453,7 @@ CHANGING = {
     "weak": (lambda: weakref.ref(Shared), lambda v: v().number, lambda v, n: own(v(), n)),
     "class": (Shared, lambda v: v.number, lambda v, n: own(type(v), n)),
     "attribute of a number": (lambda: Number(1.0), lambda v: v.number, own),
+    "attribute of an item's name": (lambda: Both(number=1.0), lambda v: v.number, own),
     "items as attributes": (lambda: OfItems(number=1.0), lambda v: v.number, own),
     "metaclass": (lambda: OfKind, lambda v: v.number, lambda v, n: own(Kind, n)),
     "what a metaclass finds": (lambda: OfKind, lambda v: v.first, lambda v, n: in_place(Kind.numbers, n)),

@@ -1,10 +1,14 @@
 """A block's state at each call: the same object while nothing changes, and whatever changes is seen."""
 
+import sys
+import types
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
+import zoo
+from changing import recordings
 from quantized import Scaled, scaled, wrapping
 from torch import nn
 
@@ -146,3 +150,41 @@ def test_a_state_keeps_nothing_alive(uncollected):
     del block
     assert parameter() is None
     assert known.structure.unchanged([Block()]) is None
+
+
+@pytest.mark.parametrize("name", ["block", "Layer"])
+@pytest.mark.parametrize("of_class", [False, True])
+def test_an_attribute_is_told_from_a_global_and_an_attribute_of_the_class_of_the_same_name(name, of_class, monkeypatch):
+    """A file block.py may have a class `block`, with an attribute that has the name of a global of the file."""
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(
+        f"from torch import nn\n"
+        "scale = 1.0\n"
+        f"class {name}(nn.Module):\n"
+        "    scale = 1.0\n"
+        "    def __init__(self, width):\n"
+        "        super().__init__()\n"
+        "        self.fc1, self.fc2 = nn.Linear(width, width), nn.Linear(width, width)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc2(self.fc1(x).tanh() * (self.scale * scale * type(self).scale))\n",
+        vars(module),
+    )
+    block = vars(module)[name](zoo.WIDTH)
+    block.scale = 1.0
+
+    def change():
+        (type(block) if of_class else block).scale = 3.0
+
+    assert recordings(block, change) == 2
+
+
+def test_a_hook_is_told_from_the_attribute_that_has_its_handle():
+    block = zoo.HolderBlock()
+    block.hook0 = block.register_forward_hook(lambda module, given, output: output.tanh())
+
+    def change():
+        block.hook0.remove()
+        block.hook0 = block.register_forward_hook(lambda module, given, output: output.sigmoid())
+
+    assert recordings(block, change) == 2
