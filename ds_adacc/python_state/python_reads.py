@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch._library.custom_ops import OPDEFS
@@ -44,13 +45,15 @@ class PythonReads(Reads):
 def places_of_kernels(func: Any) -> dict[str, Place]:
     """Where the Python functions are found that run when the operator `func` is called: they may have closures.
 
-    Those of `torch.library.custom_op` and `triton_op`. Torch does not tell which functions `Library.impl` was given.
+    Those of `torch.library.custom_op` and `triton_op`. Several operators may have kernels of one name.
+    Torch does not tell which functions `Library.impl` was given.
     """
     definition = OPDEFS.get(getattr(func, "_name", None))
     if definition is None:
         return {}
     kernels = (definition._init_fn, *definition._backend_fns.values())
-    found = {f"{kernel.__module__}.{kernel.__qualname__}": kernel for each in kernels for kernel in _users(each)}
+    users = chain.from_iterable(map(_users, kernels))
+    found = {f"{func._name}.{kernel.__module__}.{kernel.__qualname__}": kernel for kernel in users}
     return {name: (found, name) for name in found}
 
 

@@ -5,6 +5,8 @@ import types
 
 import pytest
 import torch
+import zoo
+from changing import recordings
 from functions import batch, check
 from opaque import array
 from recorded import captured, profile_of, under
@@ -71,6 +73,32 @@ def test_what_a_custom_operator_reads_must_not_change_before_backward():
     scales[0] = 3.0
     with pytest.raises(RuntimeError, match=r"scaled cannot be replayed: "):
         output.sum().backward()
+
+
+def scaled_by(name, scales):
+    @torch.library.custom_op(f"ds_adacc_tests::{name}", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * scales[0]
+
+    scaled.register_autograd(lambda ctx, grad: grad * scales[0])
+
+
+def test_two_operators_of_one_factory_are_told_apart():
+    """The second one's number changes between two steps."""
+    first, second = [1.0], [1.0]
+    scaled_by("first", first)
+    scaled_by("second", second)
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            x = torch.ops.ds_adacc_tests.first(x.tanh())
+            return torch.ops.ds_adacc_tests.second(x).tanh()
+
+    def change():
+        second[0] = 3.0
+
+    block = nn.Sequential(Calls(), nn.Linear(zoo.WIDTH, zoo.WIDTH))
+    assert recordings(block, change) == 2
 
 
 def test_an_operator_that_was_not_given_what_it_would_write_to_is_replayed():
