@@ -86,7 +86,7 @@ def read(
     for number, parameter in enumerate(parameters):
         walk.guards[f"parameter{number}"] = mark_of_parameter(parameter)
     for number, value in enumerate(values):
-        walk.value(f"closure[{number}]", value, DEPTH)
+        walk.value(f"variable around its function ({number})", value, DEPTH)
     others = {**walk.guards, **more}
     tensors = [*(objects.tensors_in(held) if known is None else known), *walk.tensors]
     if not is_new and others == last.others:

@@ -14,7 +14,7 @@ from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
-from ds_adacc.python_state.closure import Closure, closure_of
+from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
@@ -27,6 +27,8 @@ _SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which Ze
 
 class SameAgain:
     """What the second forward of one call runs in (`WholeCall`). Make it before the forward, and tell it of the end.
+
+    It sees to the block and to globals; `reached` sees to the variables around its function.
 
     `inside`: what has the blocks inside the block left alone. `on_effects` is told if the second forward has changed
     something: the block, and whether its forward will be run again all the same.
@@ -49,13 +51,12 @@ class SameAgain:
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
         self._inside = inside
         self._on_effects = on_effects
-        self._function = incoming.call.run.func
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
         written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
         found = () if has_run else tensors_at(self._block.places)
         self._held = {  # by identity, with the version that each must have
             id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
-            for tensor in (*incoming.held, *self._closure.tensors, *found)
+            for tensor in (*incoming.held, *found)
         }
 
     def end_forward(self) -> None:
@@ -89,8 +90,8 @@ class SameAgain:
             if tensor is None or address not in present:
                 raise RuntimeError(
                     f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
-                    "torch.utils.checkpoint does. But a tensor that the block, its function or a global had when the "
-                    "first began is there no more. Replace it after backward, or call the block without a checkpoint"
+                    "torch.utils.checkpoint does. But a tensor that the block or a global had when the first began is "
+                    "there no more. Replace it after backward, or call the block without a checkpoint"
                 )
             if version is not None and version_of(tensor) != version:
                 change = modified("a tensor that a block holds", tensor, version)
@@ -104,11 +105,10 @@ class SameAgain:
             self._on_effects(self._block, self._stays)
 
     def _read(self) -> tuple[Guards, list[torch.Tensor]]:
-        """The marks of what there is now, in the cells of the function and in globals too, and the tensors in it."""
-        closure, places = closure_of(self._function), self._block.places
-        closure.modules += [module for module in self._closure.modules if module not in closure.modules]  # arguments
-        reading, held = closure.read(marks_of(places), self._block.last_reading)
-        return reading.marks, [*held, *tensors_at(places), *closure.tensors]
+        """The marks of what there is now, in globals too, and the tensors in it."""
+        places = self._block.places
+        reading, held = self._closure.read(marks_of(places), self._block.last_reading)
+        return reading.marks, [*held, *tensors_at(places)]
 
 
 @contextmanager
