@@ -681,5 +681,6 @@ def test_what_torch_compile_generates_is_not_read():
     def places_of(block):
         return capture("block", call_of(nn.Identity(), x)._replace(run=functools.partial(block, x))).watch.reads.places
 
-    assert "None.G" in places_of(generated["guard"])
-    assert "None.G" not in places_of(compiled["compile_wrapper"])
+    name = f"None at {id(generated):#x}.G"  # no module has these globals
+    assert name in places_of(generated["guard"])
+    assert name not in places_of(compiled["compile_wrapper"])

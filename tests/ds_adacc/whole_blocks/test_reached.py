@@ -93,14 +93,6 @@ def test_blocks_that_hand_a_tensor_on_by_a_variable_are_not_recomputed_as_a_whol
     assert any("its forward changes a variable around it" in remark for remark in remarks), remarks
 
 
-def test_a_list_that_has_grown_is_no_error():
-    configured()
-    (block,), losses = layers(count=1), []
-    y = checkpoint(lambda x: block(x) if losses is not None else x, torch.randn(TOKENS, WIDTH, requires_grad=True))
-    losses.append(torch.zeros(()))
-    y.sum().backward()
-
-
 def test_what_has_only_come_is_no_error():
     """Such as losses, in a list to which the program appends."""
     losses = []
