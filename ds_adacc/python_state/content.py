@@ -11,6 +11,7 @@ import functools
 import logging
 import numbers
 import os
+import re
 import sys
 import threading
 import types
@@ -18,6 +19,7 @@ import weakref
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -90,6 +92,15 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code reads or sets as globals, in order. Other names in it are of attributes."""
     instructions = dis.get_instructions(code)
     return tuple(dict.fromkeys(each.argval for each in instructions if each.opname in _OF_GLOBALS))
+
+
+@functools.lru_cache(4096)
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """The names in the code, and its texts: those of a pattern in `match` are in a tuple. A format holds names too."""
+    constants = chain.from_iterable(each if type(each) is tuple else (each,) for each in code.co_consts)
+    texts = [each for each in constants if type(each) is str]
+    in_formats = chain.from_iterable(re.findall(r"\w+", text) for text in texts if "{" in text)
+    return frozenset((*code.co_names, *texts, *in_formats))
 
 
 @functools.lru_cache(4096)

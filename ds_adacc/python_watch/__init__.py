@@ -7,6 +7,7 @@ dispatcher: then nothing that may follow from them is replayed. The rules cited 
 * `watch`: is told of Python's calls: they read globals, random numbers, the clock, a tensor's data; they call
   collectives. `listener`: all that it tells the recorder.
 * `code_places`: which globals and class attributes the names in a function's code tell of.
+* `collectives`: the functions that are collectives.
 * `callers`: who calls what runs then: a compiler, an import, or ds_adacc itself.
 * `function_watch`: follows the calls of `autograd.Function`s.
 * `collector`: keeps Python's collector of garbage from running meanwhile.

@@ -8,13 +8,10 @@ dispatcher.
 
 from __future__ import annotations
 
-import functools
-import re
 import sys
 import threading
 import types
 from collections.abc import Iterable
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +20,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
+from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted, names_in
 from ds_adacc.python_state.places import Reads
 from ds_adacc.python_watch.callers import (
     COMPILED_CODE,
@@ -35,6 +32,7 @@ from ds_adacc.python_watch.callers import (
     is_random_of_no_account,
 )
 from ds_adacc.python_watch.code_places import RANDOM, CodePlaces, is_put_back, state_of_numpy
+from ds_adacc.python_watch.collectives import is_collective
 from ds_adacc.python_watch.function_watch import FunctionWatch, arguments
 from ds_adacc.python_watch.listener import Listener
 
@@ -54,13 +52,6 @@ _READ_NOTHING = frozenset({"fspath", "_path_normpath", "_path_splitroot", "_path
 _READ_NOTHING |= {"mkdir", "remove", "unlink", "rename", "replace"}
 _FRAMES = frozenset({"_getframe", "_current_frames"})  # of `sys`: by these, code reads variables of its callers
 _READABLE_LIBRARIES = frozenset({"os"})  # os.getenv reads a global of its module, as a function of the user's would
-_DISTRIBUTED = "torch.distributed.distributed_c10d"
-_COLLECTIVES = frozenset(
-    {"all_reduce", "all_gather", "all_to_all", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "barrier"}
-    | {"all_gather_into_tensor", "_all_gather_base", "all_to_all_single", "reduce_scatter_tensor"}
-    | {"_reduce_scatter_base", "all_reduce_coalesced", "all_gather_coalesced", "all_gather_object", "gather_object"}
-    | {"broadcast_object_list", "scatter_object_list", "monitored_barrier", "send", "recv", "isend", "irecv"}
-)
 
 
 class _Code(NamedTuple):
@@ -201,7 +192,7 @@ class Watch:
         """
         names: set[str] = set()
         for known in self._codes.values():
-            found = _names_in(known.code)
+            found = names_in(known.code)
             if not known.is_trusted and not found.isdisjoint(_BY_NAME):
                 return None
             names |= found
@@ -270,11 +261,11 @@ class Watch:
         elif not is_library(module) or module in _READABLE_LIBRARIES:
             is_kept = not is_of_compiler(calls_under_way(frame))
             places = self._places_of(frame) if is_kept else None
-        is_collective = module == _DISTRIBUTED and name in _COLLECTIVES
+        collective = is_collective(module, name)
         takes_context = isinstance(next(iter(arguments(frame)), None), BackwardCFunction)
         is_launch = module.startswith("triton.") and name in _LAUNCHES
         gives_address = is_launch or (module == "torch._tensor" and name in _ADDRESSES)
-        found = _Code(frame.f_code, places, is_collective, takes_context, gives_address, is_trusted(module))
+        found = _Code(frame.f_code, places, collective, takes_context, gives_address, is_trusted(module))
         if is_kept:
             self._codes[id(frame.f_code)] = found
         return found
@@ -337,15 +328,6 @@ class _Paused:
 
     def __exit__(self, *_: object) -> None:
         self._watch.resume()
-
-
-@functools.lru_cache(4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """The names in the code, and its texts: those of a pattern in `match` are in a tuple. A format holds names too."""
-    constants = chain.from_iterable(each if type(each) is tuple else (each,) for each in code.co_consts)
-    texts = [each for each in constants if type(each) is str]
-    in_formats = chain.from_iterable(re.findall(r"\w+", text) for text in texts if "{" in text)
-    return frozenset((*code.co_names, *texts, *in_formats))
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:

@@ -18,6 +18,8 @@ class Allocator:
     def __init__(self, monkeypatch):
         self.now = self.most = self.resets = 0
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda device: (0, device, 1), raising=False)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.now)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.most)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
