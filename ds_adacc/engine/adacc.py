@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Collection, Mapping
 from types import TracebackType
+from typing import Any
 
 from torch import nn
 
@@ -79,11 +80,16 @@ class Adacc:
                 self._backwards,
             )
 
-    def note_update(self) -> None:
-        """Note that the optimizer has changed the parameters: of blocks that another engine serves, too."""
+    def note_update(self, engine: Any) -> None:
+        """Note that the engine's optimizer has changed its parameters: of blocks that another engine serves, too."""
+        self.controller.note_update()
         modules = () if self._model is None else self._model.modules()
-        for runtime in {self.runtime, *runtimes_of(modules)}:
-            runtime.controller.note_update()
+        served = [module for module in modules if runtimes_of([module]) - {self.runtime}]
+        if served:
+            trained = trained_by(engine.optimizer)
+            changed = [each for each in served if any(id(parameter) in trained for parameter in each.parameters())]
+            for runtime in runtimes_of(changed) - {self.runtime}:
+                runtime.controller.note_update()
 
     def end_step(self) -> None:
         """End an optimizer step: plan for new blocks, report, track outliers. Every rank must call."""
@@ -142,6 +148,15 @@ class Adacc:
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )
+
+
+def trained_by(optimizer: Any) -> set[int]:
+    """The identities of the parameters that DeepSpeed's optimizer trains: the model's own, not its flat copies."""
+    names = ("bit16_groups", "bf16_groups", "fp16_groups")  # of ZeRO-1 and 2, bf16, fp16 and ZeRO-3
+    groups = next((found for name in names if (found := getattr(optimizer, name, None))), None)
+    if groups is None:
+        groups = [group["params"] for group in optimizer.param_groups]
+    return {id(parameter) for group in groups for parameter in group}
 
 
 def _end_in_silence(error: planner.InfeasibleBudget) -> None:

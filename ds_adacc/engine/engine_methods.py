@@ -68,7 +68,7 @@ def patch_optimizer(engine: Any) -> None:
             )
         adacc.controller.end_pending_pass()
         result = original(*args, **kwargs)
-        adacc.note_update()
+        adacc.note_update(engine)
         adacc.end_step()
         return result
 
@@ -115,7 +115,7 @@ def end_step(engine: Any, original: Method, *args: Any, **kwargs: Any) -> Any:
         engine.adacc.is_stepping = False
     if engine.global_steps != before:
         if engine.was_step_applied():
-            engine.adacc.note_update()
+            engine.adacc.note_update(engine)
             if of_step is not None:
                 compact.end_step(engine, of_step)
         engine.adacc.end_step()

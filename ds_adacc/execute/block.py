@@ -40,15 +40,14 @@ class Block:
     `calls_since_change`: how often it was called since anything had changed so. `had_settled`: the last change came
     after 64 calls without one, so those before it do not count.
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
-    `differentiates`: whether it was seen to run a backward in its forward; None: it was not recorded so far.
+    `differentiates`: whether it was seen to run a backward in its forward.
     `effects`: what a second forward of it has changed of what it depends on; None: nothing so far (Rule E17).
     `is_always_new`: it is a function, and a thousand were called since another one that was never called again.
     """
 
     def __init__(self, name: str, past: Sequence[Variant] = ()) -> None:
         self.name = name
-        self.begins_gradient = self.is_always_new = False
-        self.differentiates: bool | None = None
+        self.begins_gradient = self.is_always_new = self.differentiates = False
         self.effects: str | None = None
         self.mispredicted: set[str] = set()
         self.other_graphs = 0

@@ -166,9 +166,9 @@ def own_parameters(tensors: Sequence[torch.Tensor], parameters: Iterable[torch.T
 
 
 def hooks_on(tensors: Iterable[torch.Tensor]) -> Hashable:
-    """The code of the hooks that `tensors` have: a backward within the block runs them, as if they were part of it."""
+    """The hooks that `tensors` have: a backward within the block runs them, as if they were part of it."""
     hooks = [(n, hook) for n, tensor in enumerate(tensors) for hook in (tensor._backward_hooks or {}).values()]
-    return tuple([(n, getattr(getattr(hook, "__func__", hook), "__code__", type(hook))) for n, hook in hooks])
+    return tuple([(n, snapshot(hook)) for n, hook in hooks])
 
 
 class Sizes(NamedTuple):
@@ -192,7 +192,7 @@ class _Fields(NamedTuple):
 
     arguments: Hashable
     tensors: Any
-    shared: Hashable = ()
+    shared: tuple[Hashable, ...] = ()
     ambient: Hashable = None
     training: bool | None = None
     held_before: tuple[int, ...] = ()
@@ -210,6 +210,11 @@ class Signature(_Fields):
 
     What is asked of it is worked out once: each new size is compared with all those that the block has met.
     """
+
+    def with_hooks(self, hooks: Hashable) -> Signature:
+        """The signature of a call of a block that runs these hooks, of `hooks_on`, in its forward."""
+        of_aliases, own, _ = self.shared
+        return self._replace(shared=(of_aliases, own, hooks))
 
     @functools.cached_property
     def sizes(self) -> Sizes:

@@ -23,6 +23,7 @@ from ds_adacc.python_state.held_tensors import Path, held_tensors
 from ds_adacc.python_state.reading import Reading, read
 
 _DEPTH = 3
+_RUNS = (nn.Module, torch.Tensor, types.FunctionType, types.MethodType, functools.partial)
 _WHOLE = (int, float, complex, str, bytes, set, frozenset, types.NoneType, torch.dtype, torch.device)
 
 
@@ -155,7 +156,13 @@ def _collect_function(function: types.FunctionType, closure: Closure, depth: int
     closure.arrangement.append((code, id(function.__globals__), *map(len, cells)))  # as of `mark_of_function`
     closure.attributes += [function.__dict__] if function.__dict__ else []
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    for part in (*chain.from_iterable(cells), *(() if is_method else _globals(function)), *defaults):
+    if is_method:  # what its decorators count, say, is guarded, and does not tell blocks apart
+        parts = (*chain.from_iterable(cells), *defaults)
+        closure.attributes += [{"": part} for part in parts if type(part) in SCALARS]
+        parts = tuple(part for part in parts if isinstance(part, _RUNS))
+    else:
+        parts = (*chain.from_iterable(cells), *_globals(function), *defaults)
+    for part in parts:
         _collect(part, closure, depth - 1)
 
 

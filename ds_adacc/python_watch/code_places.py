@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import random
 import sys
 import types
@@ -130,9 +131,9 @@ def is_put_back(owner: Any) -> bool:
     return any(owner is generator for generator in _GENERATORS)
 
 
-def state_of_numpy() -> str:
-    """The state of NumPy's generator, to be compared."""
-    return str([each.tobytes() if hasattr(each, "tobytes") else each for each in numpy.random.get_state()])
+def state_of_numpy() -> bytes:
+    """The state of NumPy's generator, to be compared. A program may have set another bit generator."""
+    return pickle.dumps(numpy.random.get_state(legacy=False))
 
 
 def _imported_module(name: str, level: int, namespace: Mapping[str, Any]) -> types.ModuleType | None:

@@ -87,7 +87,7 @@ class Watch:
         self._listener = listener
         self._functions = FunctionWatch(listener)
         self._is_running = False
-        self._of_numpy = ""  # the state of NumPy's generator at the start
+        self._of_numpy = b""  # the state of NumPy's generator at the start
         self._thread: int | None = None
         self._is_compiling = False
         self._pauses = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from types import CodeType
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes, flatten
+from ds_adacc.program.signature import Sizes, flatten, hooks_on
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
@@ -80,7 +81,8 @@ class Learner:
         self._warn_of_repetition(incoming)
         controller.step.current_pass.see_casts()
         called = self._record(incoming)
-        captured, guards = called.captured, called.guards
+        incoming, captured, guards = called.incoming, called.captured, called.guards
+        signature = incoming.signature
         block.places.update(captured.watch.reads.places)
         if captured.recording is None:
             self._note_failure(called)
@@ -125,8 +127,11 @@ class Learner:
             if incoming.signature.is_asked:  # this copies what the block may write to
                 # The signature has the arguments without those of a `functools.partial` that is called.
                 beginning, arguments = Beginning(incoming.call), flatten((run.args, run.keywords), [], [])
+            hooks = hooks_on(chain(incoming.call.inputs, incoming.call.closure.parameters))
             captured = capture(incoming.block.name, incoming.call)
-        incoming.block.differentiates = incoming.block.differentiates or captured.watch.has_seen_backward
+        if captured.watch.has_seen_backward and not incoming.block.differentiates:
+            incoming.block.differentiates = True  # so from now on these hooks tell calls apart, this one too
+            incoming = incoming._replace(signature=incoming.signature.with_hooks(hooks))
         if captured.recording is not None:
             captured.recording = captured.recording.with_held_before(incoming.signature.held_before)
         guards = {**captured.watch.reads.marks, **incoming.guards}

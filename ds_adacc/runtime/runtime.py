@@ -183,7 +183,7 @@ class Runtime:
                 return self._plain.fall_back(plain, str(reason))
             block.last_reading = reading
             own = own_parameters(call.inputs, call.closure.parameters)
-            hooks = () if block.differentiates is False else hooks_on(chain(call.inputs, call.closure.parameters))
+            hooks = hooks_on(chain(call.inputs, call.closure.parameters)) if block.differentiates else ()
             shared = aliases(call.inputs, [*call.inner, *held]), own, hooks
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)

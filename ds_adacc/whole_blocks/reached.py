@@ -17,6 +17,7 @@ from torch import nn
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.closure import Closure, closure_of
 from ds_adacc.python_state.content import SCALARS, mark_of_number
+from ds_adacc.python_state.tensor_marks import version_of
 
 
 class Reached:
@@ -35,7 +36,7 @@ class Reached:
         ]
         self._numbers = _numbers(closure)
         self._versions = [
-            (weakref.ref(each), each._version) for each in closure.tensors if not isinstance(each, nn.Parameter)
+            (weakref.ref(each), version_of(each)) for each in closure.tensors if not isinstance(each, nn.Parameter)
         ]
 
     def is_changed(self) -> bool:
@@ -63,7 +64,7 @@ class Reached:
             )
         for reference, version in self._versions:
             tensor = reference()
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version is not None and version_of(tensor) != version:
                 raise modified("a tensor that the function of a block reads from a variable around it", tensor, version)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ds_adacc.execute.block import Block
 from ds_adacc.execute.incoming import Incoming
 from ds_adacc.execute.variant import Variant
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.closure import Closure
@@ -84,20 +86,21 @@ class SameAgain:
                     f"torch.utils.checkpoint does. But its tensor {'.'.join(map(str, path))} is another one than when "
                     "the first began. Replace it after backward, or call the block without a checkpoint"
                 )
-        present = set(map(id, held))
+        present, is_replaced = set(map(id, held)), False
         for address, (reference, version) in self._held.items():
             tensor = reference()
             if tensor is None or address not in present:
-                raise RuntimeError(
-                    f"block {self._block.name} reads data into Python, so backward runs its forward a second time, as "
-                    "torch.utils.checkpoint does. But a tensor that the block or a global had when the first began is "
-                    "there no more. Replace it after backward, or call the block without a checkpoint"
-                )
-            if version is not None and version_of(tensor) != version:
+                is_replaced = True
+            elif version is not None and version_of(tensor) != version:
                 change = modified("a tensor that a block holds", tensor, version)
                 remedy = "If the block's own forward does that with some data only, keep it outside of the block"
                 raise RuntimeError(f"block {self._block.name}: {change}. {remedy}")
-        with undisturbing(self._closure, self._inside):
+        # In the place of what is gone may be a tensor that the block never reads, as in a table of many blocks.
+        others = {address for address in present if address not in self._held} if is_replaced else set()
+        with (
+            undisturbing(self._closure, self._inside),
+            _Refusing(self._block.name, others) if others else nullcontext(),
+        ):
             yield
         effects = rewritten(now, self._read()[0])
         if effects:
@@ -109,6 +112,25 @@ class SameAgain:
         places = self._block.places
         reading, held = self._closure.read(marks_of(places), self._block.last_reading)
         return reading.marks, [*held, *tensors_at(places)]
+
+
+class _Refusing(TorchFunctionMode):
+    """Raises RuntimeError if the second forward of a block reads one of these tensors, told by their identity."""
+
+    def __init__(self, name: str, others: Collection[int]) -> None:
+        super().__init__()
+        self._name = name
+        self._others = others
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(id(tensor) in self._others for tensor in tensors_in((args, kwargs or {}))):
+            raise RuntimeError(
+                f"block {self._name} reads data into Python, so backward runs its forward a second time, as "
+                "torch.utils.checkpoint does. But a tensor that the block or a global had when the first began is "
+                "there no more, and the second reads another one. Replace it after backward, or call the block without "
+                "a checkpoint"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -31,12 +31,23 @@ class Model(nn.Module):
         return x.pow(2).mean()
 
 
-def engine_of(stage, budget, micro_batches=1, model=None):
+class Generator(nn.Module):
+    """A model with another one inside, which an engine of its own trains."""
+
+    def __init__(self, judge):
+        super().__init__()
+        self.own, self.judge = Model(), judge
+
+    def forward(self, x):
+        return self.own(x)
+
+
+def engine_of(stage, budget, micro_batches=1, model=None, trained=None):
     torch.manual_seed(0)
     model = model or Model()
     section = budget and {"memory_budget": budget, "codecs": "none", "solver": {"max_seconds": 30.0}}
     config = ds_config(Case(stage, micro_batches=micro_batches), section)
-    return ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+    return ds_adacc.initialize(model=model, model_parameters=(trained or model).parameters(), config=config)[0]
 
 
 def train(stage, budget):
@@ -59,10 +70,18 @@ def train(stage, budget):
     return {"losses": losses, "said": said}
 
 
-def share(stage):
-    """What a backward said that came after a step of an earlier engine, whose model has the same blocks."""
+def share(stage, trains_both):
+    """What a backward said that came after a step of an earlier engine, whose model has the same blocks.
+
+    Not `trains_both`: the earlier engine only uses them, as a generator uses its judge.
+    """
     first = engine_of(stage, BUDGETS["replayed"])
-    (last_model := Model()).blocks = first.module.blocks
+    if trains_both:
+        (last_model := Model()).blocks = first.module.blocks
+    else:
+        last_model = Model()
+        first = Generator(last_model)
+        first = engine_of(stage, BUDGETS["replayed"], model=first, trained=first.own)
     last = engine_of(stage, BUDGETS["replayed"], model=last_model)
     x = torch.randn(2, 8, zoo.WIDTH, generator=torch.Generator().manual_seed(1))
     loss, late = first(x), last(x)
@@ -116,7 +135,7 @@ def results(stage):
     late = {name: train(stage, budget) for name, budget in BUDGETS.items()}
     late |= {f"{name} by optimizer": step_of_optimizer(stage, BUDGETS[name]) for name in ("plain", "replayed")}
     if stage == 1:  # DeepSpeed refuses to reduce a gradient twice under stage 2
-        late["shared"] = share(stage)
+        late["shared"], late["used"] = share(stage, trains_both=True), share(stage, trains_both=False)
     return {**late, "by_engine": accumulate(stage, is_direct=False), "direct": accumulate(stage, is_direct=True)}
 
 

@@ -35,6 +35,11 @@ def test_a_replay_with_weights_of_after_a_step_of_another_engine_is_refused(resu
     assert CHANGED in (results[stage]["shared"] or "")
 
 
+@pytest.mark.parametrize("stage", ["1"])
+def test_a_step_of_an_engine_that_does_not_train_the_blocks_does_not_count(results, stage):
+    assert results[stage]["used"] is None
+
+
 @by_stage
 def test_blocks_that_replay_nothing_train_as_without(results, stage):
     plain, retained = results[stage]["plain"], results[stage]["retained"]
@@ -65,7 +70,9 @@ class Engine:
 
     def __init__(self, optimizer, inside=None):
         self.optimizer, self.basic_optimizer, self.steps = optimizer, inside or optimizer, 0
-        self.adacc = SimpleNamespace(is_stepping=False, compact=None, end_step=self.end_step, note_update=lambda: None)
+        self.adacc = SimpleNamespace(
+            is_stepping=False, compact=None, end_step=self.end_step, note_update=lambda engine: None
+        )
         self.adacc.controller = SimpleNamespace(end_pending_pass=lambda: None)
 
     def end_step(self):

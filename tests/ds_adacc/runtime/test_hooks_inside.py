@@ -44,7 +44,7 @@ def trained(block, call, hooks, of_parameter=False):
         call(block, x).sum().backward()
         for handle in handles:
             handle.remove()
-        gradients += [x.grad, *(parameter.grad.clone() for parameter in block.parameters())]
+        gradients += [x.grad, *(each.grad.clone() for each in block.parameters() if each.grad is not None)]
         block.zero_grad()
     return gradients
 
@@ -77,3 +77,33 @@ def test_another_block_is_not_recorded_for_the_hooks_of_its_inputs():
     plain, ours, runtime = both(Plain, [(), (), (doubled,), (tripled, doubled)])
     assert all(map(torch.equal, plain, ours))
     assert runtime.recordings == 1
+
+
+def times(factor):
+    return lambda gradient: gradient * factor
+
+
+def test_hooks_of_one_code_are_told_apart_by_what_they_hold():
+    hooks = [(times(2.0),), (times(3.0),), (), (times(2.0),)]
+    plain, ours, runtime = both(Forces, hooks)
+    assert all(map(torch.equal, plain, ours))
+    assert runtime.recordings == 3
+
+
+class Sometimes(Forces):
+    """Runs a backward within its forward for some batches only."""
+
+    def forward(self, x, differentiates):
+        return super().forward(x) if differentiates else x + self.out(x)
+
+
+def test_a_block_whose_first_calls_run_no_backward():
+    def call(of):
+        numbers = iter(range(5))
+        return lambda block, x: of(block, x, next(numbers) > 0)
+
+    hooks = [(), (doubled,), (), (doubled,), ()]
+    torch.manual_seed(0)
+    plain = trained(Sometimes(), call(lambda block, *args: block(*args)), hooks)
+    torch.manual_seed(0)
+    assert all(map(torch.equal, plain, trained(Sometimes(), call(recomputing().checkpoint), hooks)))

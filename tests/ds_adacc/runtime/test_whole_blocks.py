@@ -788,3 +788,41 @@ def test_a_block_of_which_replays_make_nearly_everything_is_planned_by_its_opera
     runtime, blocks = configured(memory_budget=1.0), layers(ReadsLast)
     train(blocks, checkpoint)
     assert not any(each.is_whole for each in recordings(runtime))
+
+
+class Table:
+    def __init__(self):
+        self.loads = [None] * LAYERS
+
+
+class Logging(Experts):
+    """Writes how much it is used into a table of all blocks, which none of them reads."""
+
+    def forward(self, x):
+        y = self.routed(x)
+        self.table.loads[self.number] = y.detach().square().mean()
+        return y
+
+
+def test_a_table_to_which_all_blocks_write_may_change_before_backward():
+    def run(call):
+        blocks, table = layers(Logging), Table()
+        for number, block in enumerate(blocks):
+            block.table, block.number = table, number
+        for step in range(3):
+            losses = []
+            for half in range(2):  # two forwards before a backward
+                x = torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(2 * step + half))
+                for block in blocks:
+                    x = call(block, x.requires_grad_() if x.is_leaf else x)
+                losses.append(x.square().mean())
+            sum(losses).backward()
+        return blocks, [parameter.grad for parameter in blocks.parameters() if parameter.grad is not None]
+
+    torch.manual_seed(1)
+    _, plain = run(plainly)
+    runtime = configured()
+    torch.manual_seed(1)
+    blocks, ours = run(checkpoint)
+    assert len(blocks) == LAYERS and all(map(torch.equal, plain, ours))
+    assert any(recording.is_whole for recording in recordings(runtime))
