@@ -82,11 +82,11 @@ E17. Second forwards.
     gradient of the block's output arrives: ranks may save other tensors. It does so as torch.utils.checkpoint does
     without reentrance: with all random generators, the casts of autocast and the arguments as they were. If a
     parameter, a tensor or a number that it may read is another one, it raises an error. A registered buffer to which
-    the forward writes is replaced by a copy of what it held, so nothing is counted twice. It gives each slot that is
-    still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has it; if
-    collectives were called, as soon as autograd gives up the slot. Blocks inside the block are left alone in the second
-    forward as in the first. Nothing of the second forward's own graph is kept. ZeRO-3 keeps what it has gathered for a
-    backward until that has used it.
+    the forward writes is replaced by a copy of what it held, so nothing is counted twice. The second forward gives each
+    slot that is still alive its tensor, which must look as the one before. The slot gives it up as soon as backward has
+    it; if collectives were called, as soon as autograd gives up the slot. Blocks inside the block are left alone in the
+    second forward as in the first. Nothing of the second forward's own graph is kept. ZeRO-3 keeps what it has gathered
+    for a backward until that has used it.
 
 To add a choice beside offload: CONTRIBUTING.md has the list of places.
 """
