@@ -59,11 +59,13 @@ _MOST_ITEMS = 1 << 14  # of a container of plain numbers and strings
 _MOST_MARKS = 4096  # reading more would cost too much at every step
 
 
-def guards_of_values(values: Mapping[str, Any]) -> Guards:
-    """The marks of values, by name."""
+def guards_of_values(values: Mapping[str, Any], tensors: list[torch.Tensor] | None = None) -> Guards:
+    """The marks of values, by name. The tensors in them are appended to `tensors`."""
     walk = Walk()
     for name, value in values.items():
         walk.value(name, value, DEPTH)
+    if tensors is not None:
+        tensors += walk.tensors
     return walk.guards
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.guards import DEPTH, Guards, Walk, guards_of_values
+from ds_adacc.python_state.guards import Guards, guards_of_values
 
 _ABSENT = object()  # the mark of a name that is not there: code may ask for it, and it may come later
 GLOBAL = "global "  # how the names of their marks begin
@@ -31,10 +31,11 @@ class Reads:
         self.marks.update(marks_of(new))
 
 
-def marks_of(places: Mapping[str, Place]) -> Guards:
+def marks_of(places: Mapping[str, Place], tensors: list[torch.Tensor] | None = None) -> Guards:
     """The marks of what is at these places now. Those of one place do not depend on the others.
 
     None is called as what a block holds: "block.scale" is an attribute, "global block.scale" lies in a file block.py.
+    The tensors that are there are appended to `tensors`.
     """
     marks: Guards = {}
     for place, (namespace, key) in places.items():
@@ -42,15 +43,6 @@ def marks_of(places: Mapping[str, Place]) -> Guards:
         if key not in namespace:
             marks[name] = _ABSENT
             continue
-        for part, mark in guards_of_values({name: namespace[key]}).items():
+        for part, mark in guards_of_values({name: namespace[key]}, tensors).items():
             marks[part if part.startswith(name) else f"{name}: {part}"] = mark
     return marks
-
-
-def tensors_at(places: Mapping[str, Place]) -> list[torch.Tensor]:
-    """The tensors that are at these places now, or in what is there."""
-    walk = Walk()
-    for name, (namespace, key) in places.items():
-        if key in namespace:
-            walk.value(name, namespace[key], DEPTH)
-    return walk.tensors

@@ -20,7 +20,7 @@ from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guard_history import in_short
 from ds_adacc.python_state.guards import Guards
 from ds_adacc.python_state.held_tensors import Path, tensor_at
-from ds_adacc.python_state.places import marks_of, tensors_at
+from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.whole_blocks.whole_call import Around
 
@@ -55,7 +55,9 @@ class SameAgain:
         self._on_effects = on_effects
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
         written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
-        found = () if has_run else tensors_at(self._block.places)
+        found: list[torch.Tensor] = []
+        if not has_run:
+            marks_of(self._block.places, found)
         self._held = {  # by identity, with the version that each must have
             id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
             for tensor in (*incoming.held, *found)
@@ -109,9 +111,9 @@ class SameAgain:
 
     def _read(self) -> tuple[Guards, list[torch.Tensor]]:
         """The marks of what there is now, in globals too, and the tensors in it."""
-        places = self._block.places
-        reading, held = self._closure.read(marks_of(places), self._block.last_reading)
-        return reading.marks, [*held, *tensors_at(places)]
+        found: list[torch.Tensor] = []
+        reading, held = self._closure.read(marks_of(self._block.places, found), self._block.last_reading)
+        return reading.marks, [*held, *found]
 
 
 class _Refusing(TorchFunctionMode):
