@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,22 @@ from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.geometry import storage_of, why_not_plain
 
 
-@dataclass(slots=True)
 class _Life:
     """Of a storage: how many tensors of the program's lie in it, and how many operators had run when the last one died.
 
-    The recorder's own aliases are no tensors of the program's.
+    The recorder's own aliases are no tensors of the program's. It holds neither the recorder nor any tensor.
     """
 
-    tensors: int = 0
-    ended: int = 0
+    __slots__ = ("_ops", "ended", "tensors")
+
+    def __init__(self, ops: Sequence[Any]) -> None:
+        self._ops = ops
+        self.tensors = self.ended = 0
+
+    def note_death(self, _: object) -> None:
+        """A tensor of the program's has died."""
+        self.tensors -= 1
+        self.ended = len(self._ops)
 
 
 class Lifetimes:
@@ -40,9 +46,9 @@ class Lifetimes:
         """Note what an operator hands to the program: torch gives it these very objects."""
         for tensor in tensors_in(result):
             if why_not_plain(tensor) is None:
-                life = self._lives.setdefault(storage_of(tensor), _Life())
+                life = self._lives.setdefault(storage_of(tensor), _Life(self._ops))
                 life.tensors += 1
-                self._refs.append(weakref.ref(tensor, _Ending(life, self._ops)))
+                self._refs.append(weakref.ref(tensor, life.note_death))
 
     def alive_until(self, storage: int) -> int:
         """The last operator to run while the program keeps a tensor in this storage; -1 if that was not seen."""
@@ -50,14 +56,3 @@ class Lifetimes:
         if life is None:
             return -1
         return (len(self._ops) if life.tensors else life.ended) - 1
-
-
-class _Ending:
-    """Called when a tensor of the program's dies. It holds neither the recorder nor any tensor."""
-
-    def __init__(self, life: _Life, ops: Sequence[Any]) -> None:
-        self._life, self._ops = life, ops
-
-    def __call__(self, _: object) -> None:
-        self._life.tensors -= 1
-        self._life.ended = len(self._ops)
