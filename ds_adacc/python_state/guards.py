@@ -40,7 +40,7 @@ from ds_adacc.python_state.function_marks import mark_of_function, state_in, wra
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import WeakIdentity, identity_mark
 from ds_adacc.python_state.kept_results import KeptResults, objects_kept
-from ds_adacc.python_state.tensor_marks import TensorMark, mark_of_parameter, mark_of_tensor
+from ds_adacc.python_state.tensor_marks import has_tensor_mark, looks_of, mark_of_parameter
 
 Guards = dict[str, Hashable]
 
@@ -74,13 +74,7 @@ def snapshot(value: Any, tensors: list[torch.Tensor] | None = None) -> Hashable:
 
     The tensors in the value are appended to `tensors`.
     """
-    if type(value) in SCALARS:
-        return mark_of_number(value)
-    walk = Walk()
-    walk.value("", value, DEPTH)
-    if tensors is not None:
-        tensors += walk.tensors
-    return tuple(walk.guards.items())
+    return mark_of_number(value) if type(value) in SCALARS else tuple(guards_of_values({"": value}, tensors).items())
 
 
 def holds(marks: Guards, value: Any) -> bool:
@@ -143,10 +137,13 @@ class Walk:
         elif kind in weakref.ProxyTypes:
             self.guards[name] = Unreadable(kind, "its object may be gone")
         elif isinstance(value, torch.Tensor):
-            mark = mark_of_parameter(value) if isinstance(value, nn.Parameter) else mark_of_tensor(value)
-            self.guards[name] = mark
-            if type(mark) is TensorMark:
+            if isinstance(value, nn.Parameter):
+                self.guards[name] = mark_of_parameter(value)
+            elif has_tensor_mark(value):
+                self.guards[name] = looks_of(value)
                 self.tensors.append(value)
+            else:
+                self.guards[name] = identity_mark(value)  # an unusual one, as of a subclass
             for key, part in inside(value):
                 self.value(f"{name}.{key}", part, depth - 1)
         elif kind is RemovableHandle:

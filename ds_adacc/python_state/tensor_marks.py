@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,13 +36,6 @@ def looks_of(tensor: torch.Tensor) -> TensorMark:
 def has_tensor_mark(value: Any) -> bool:
     """Whether it is a tensor whose mark is a `TensorMark`."""
     return type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested
-
-
-def mark_of_tensor(tensor: torch.Tensor) -> Hashable:
-    """The mark of a tensor that is no parameter. An unusual one, as of a subclass, is known by identity."""
-    if not has_tensor_mark(tensor):
-        return identity_mark(tensor)
-    return looks_of(tensor)
 
 
 def mark_of_parameter(parameter: torch.Tensor) -> tuple[Any, ...]:

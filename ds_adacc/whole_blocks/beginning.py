@@ -18,7 +18,7 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import Retained
 from ds_adacc.python_state.changes import is_number, rewritten
 from ds_adacc.python_state.content import SCALARS
-from ds_adacc.python_state.guards import DEPTH, Guards, Walk
+from ds_adacc.python_state.guards import Guards, guards_of_values
 from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.record.block_call import BlockCall
@@ -104,12 +104,12 @@ def _contents_of(objects: Sequence[Any], but: Collection[int] = ()) -> Guards:
 
     `but`: the identities of tensors that are left out.
     """
-    walk = Walk()
-    for number, each in enumerate(objects):
-        walk.value(f"argument of type {type(each).__name__} ({number})", each, DEPTH)
-    numbers = {name: mark for name, mark in walk.guards.items() if is_number(mark)}
-    looks = (name for name, mark in walk.guards.items() if type(mark) is TensorMark)
-    tensors = ((name, tensor) for name, tensor in zip(looks, walk.tensors, strict=False) if id(tensor) not in but)
+    found: list[torch.Tensor] = []
+    values = {f"argument of type {type(each).__name__} ({number})": each for number, each in enumerate(objects)}
+    marks = guards_of_values(values, found)
+    numbers = {name: mark for name, mark in marks.items() if is_number(mark)}
+    looks = (name for name, mark in marks.items() if type(mark) is TensorMark)
+    tensors = ((name, tensor) for name, tensor in zip(looks, found, strict=False) if id(tensor) not in but)
     return numbers | {name: (identity_mark(each), version_of(each)) for name, each in tensors}
 
 
