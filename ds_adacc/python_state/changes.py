@@ -54,6 +54,8 @@ def _owner(name: str, before: Guards, after: Guards) -> str | None:
 
 def differing(before: Guards, after: Guards) -> list[str]:
     """The names whose marks differ, or of which only one has a mark."""
+    if before is after or before == after:  # as in most calls
+        return []
     there = [name for name, mark in after.items() if name not in before or mark != before[name]]
     return there + [name for name in before if name not in after]
 
@@ -63,8 +65,6 @@ def rewritten(before: Guards, after: Guards) -> set[str]:
 
     What has only come is none of it, such as a cache that was filled, or a tensor in a new attribute of a module.
     """
-    if before is after:
-        return set()
     nothing = (None, mark_of_number(None))
     changed = [name for name in differing(before, after) if name in before and name in after]
     there = (name for name in changed if before[name] not in nothing)

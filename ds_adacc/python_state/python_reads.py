@@ -12,6 +12,7 @@ from typing import Any
 
 from torch._library.custom_ops import OPDEFS
 
+from ds_adacc.python_state.changes import differing
 from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.function_marks import wrapped_in
 from ds_adacc.python_state.places import GLOBAL, Place, Reads, marks_of
@@ -26,11 +27,8 @@ class PythonReads(Reads):
 
     def changed(self) -> str | None:
         """The name of something that is not as it was; None if all of it is."""
-        before, after = self.marks, marks_of(self.places)
-        if before == after:
-            return None
-        names = (name for name in {**before, **after} if before.get(name, self) != after.get(name, self))
-        return next(names).removeprefix(GLOBAL)
+        changed = differing(self.marks, marks_of(self.places))
+        return changed[0].removeprefix(GLOBAL) if changed else None
 
     def check(self, operator: str) -> None:
         """Raises RuntimeError if anything is not as it was: `operator` may make something else now."""
