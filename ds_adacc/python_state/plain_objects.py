@@ -98,13 +98,6 @@ class PlainObjects:
                 return None
         return tensors
 
-    def tensors_in(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """The tensors in those of the values that are plain. `values`: those with which this was made."""
-        tensors: list[torch.Tensor] = []
-        for place, plain in self._plain.items():
-            _look_at(values[place], plain.opened, tensors)
-        return tensors
-
     def changes_now(self, values: Sequence[Any]) -> Mapping[str, int]:
         """`changes`, with those that are found now."""
         pairs = ((plain, _look_at(values[place], plain.opened, [])) for place, plain in self._plain.items())

@@ -70,13 +70,12 @@ def read(
     same = None if last is None else last.structure.unchanged(modules)
     structure = Structure(modules) if last is None or same is None else last.structure
     held = structure.held(same)
-    known = None if last is None or same is None else last.objects.unchanged(held)
-    is_new = last is None or known is None
-    if is_new:
-        changes = {} if last is None or same is None else last.objects.changes_now(held)
+    objects = None if last is None or same is None else last.objects
+    tensors = None if objects is None else objects.unchanged(held)
+    if objects is None or tensors is None:
+        changes = {} if objects is None else objects.changes_now(held)
         objects = PlainObjects(structure.named(held), structure.names, changes)
-    else:
-        objects = last.objects
+        tensors = objects.unchanged(held) or []
     walk = Walk(objects.names)
     for kind in (*structure.kinds, *objects.kinds):
         walk.classes(kind)
@@ -88,8 +87,8 @@ def read(
     for number, value in enumerate(values):
         walk.value(f"variable around its function ({number})", value, DEPTH)
     others = {**walk.guards, **more}
-    tensors = [*(objects.tensors_in(held) if known is None else known), *walk.tensors]
-    if not is_new and others == last.others:
+    tensors += walk.tensors
+    if last is not None and objects is last.objects and others == last.others:
         return last, tensors
     return Reading(structure, objects, others, {**structure.marks, **objects.marks, **others}), tensors
 
