@@ -262,10 +262,6 @@ class Draft:
         if remark:
             self._remarks[remark] = None
 
-    def doubt_from_here(self) -> None:
-        """From here on, another call may save other tensors (Rule R7)."""
-        self._taint.doubt_from(len(self._positions))
-
     def note_data_read(self) -> None:
         """Note that Python may know data from here on (Rule R7)."""
         self._taint.note_data_read(len(self._positions))
@@ -274,7 +270,7 @@ class Draft:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
         is_unknown = self._compiled.runs_unknown(len(self._positions))
         if is_unknown:
-            self.doubt_from_here()
+            self._taint.doubt_from(len(self._positions))
         return is_unknown
 
     def record_unseen_writes(self, given: Any) -> None:
