@@ -20,7 +20,7 @@ from torch import nn
 from ds_adacc.python_state.content import SCALARS, contents_of, global_names, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, Guards, guarded, snapshot
 from ds_adacc.python_state.held_tensors import Path, held_tensors
-from ds_adacc.python_state.reading import Reading, read
+from ds_adacc.python_state.reading import Reading, UnreadableModule, read
 
 _DEPTH = 3
 _RUNS = (nn.Module, torch.Tensor, types.FunctionType, types.MethodType, functools.partial)
@@ -70,6 +70,13 @@ class Closure:
         """What there is to read now, and the tensors in it: what `reading.read` returns and raises."""
         parameters = (tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter))
         return read(self.modules, parameters, [*self.plain, *self.attributes], more, last)
+
+    def marks(self) -> Guards:
+        """The marks of what there is now; none if a module cannot be read, which the forward has just made."""
+        try:
+            return self.read({}, last=None)[0].marks
+        except UnreadableModule:
+            return {}
 
     def submodules(self) -> Iterator[nn.Module]:
         met: set[nn.Module] = set()

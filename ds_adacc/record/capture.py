@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,7 +23,6 @@ from ds_adacc.program.recording import Recording
 from ds_adacc.program.slots import Slot, keep, on_one_stream, run_packed
 from ds_adacc.python_state.closure import Closure
 from ds_adacc.python_state.guards import python_modules_in, snapshot
-from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_watch.collector import uncollected
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
@@ -163,7 +161,8 @@ def capture(name: str, call: BlockCall) -> Capture:
     finally:
         watch.stop()
         slots, discarded = hook.close()
-    watch.note_held(_python_modules(call, watch))
+    # The Python modules of the user's that the block holds or is given, or that it reads somewhere else.
+    watch.note_held(python_modules_in((call.closure.marks(), snapshot(call.arguments), watch.reads.marks)))
     recording, reason = None, ""
     try:  # Rule R13: the output is good, whether there is a recording or not
         recording = _sound(recorder.recording(discarded, call.arguments))
@@ -186,15 +185,6 @@ def _disables_hooks(error: RuntimeError) -> bool:
     """Whether it comes of a context that allows no hooks for saved tensors."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return frame.f_code is inspect.unwrap(disable_saved_tensors_hooks).__code__
-
-
-def _python_modules(call: BlockCall, watch: Watch) -> Iterator[types.ModuleType]:
-    """The Python modules of the user's that the block holds or is given, or that it reads somewhere else."""
-    try:
-        held = call.closure.read({}, last=None)[0].marks
-    except UnreadableModule:  # the forward has just made it
-        held = {}
-    return python_modules_in((held, snapshot(call.arguments), watch.reads.marks))
 
 
 def _found_again(recording: Recording, output: Any, began: int) -> Recording:

@@ -22,7 +22,6 @@ from ds_adacc.program.schema import LIFT_FRESH, keeps_memory
 from ds_adacc.program.signature import is_in_backward
 from ds_adacc.python_state.guards import holds
 from ds_adacc.python_state.places import Place
-from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.calls.function_call import FunctionCall
@@ -297,11 +296,7 @@ class Recorder(BesideCompiled):
 
     def _is_guarded(self, thing: Any) -> bool:
         """Whether the block's guards notice when something else takes its place."""
-        try:
-            of_modules = self._closure.read({}, last=None)[0].marks
-        except UnreadableModule:  # the forward has just made it
-            return False
-        return holds(of_modules, thing) or holds(self.watch.reads.marks, thing)
+        return holds(self._closure.marks(), thing) or holds(self.watch.reads.marks, thing)
 
     def _note_casts(self, given: Any) -> None:
         """Note the casts of parameters that are about to be read or saved first, whichever call has made them."""
