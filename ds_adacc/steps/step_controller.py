@@ -103,11 +103,6 @@ class StepController:
         """What was observed in the first step under the plan in force; None before that step has ended."""
         return self.planning.observation
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device on which the blocks run; None before any has run."""
-        return self._binder.device
-
     # -- while a step runs
 
     def begin_call(self) -> None:
@@ -188,7 +183,7 @@ class StepController:
 
     def abandon(self) -> None:
         """Stop observing the current forward: a backward has failed (Rule T6), or the runtime is no longer used."""
-        self.step = self.step.restarted(self.device)
+        self.step = self.step.restarted(self.planning.device)
 
     # -- when a step ends
 
@@ -239,7 +234,7 @@ class StepController:
                 is_unsettled |= bool(self.agreement.undecided) or self.planning.schedule.try_from is not None
             purpose = Purpose.OBSERVE if is_unsettled else Purpose.RUN
         recomputes = purpose is Purpose.TRY or (purpose is Purpose.TRACK and self.agreement.has_lossy)
-        return Step(purpose, self.device, recomputes, is_quiet)
+        return Step(purpose, self.planning.device, recomputes, is_quiet)
 
     def limit_adopted(self) -> None:
         """Forget the block types at predicted input sizes that were used longest ago, if there are many.
