@@ -23,6 +23,7 @@ from ds_adacc.python_state.held_tensors import Path, tensor_at
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.tensor_marks import TensorMark, version_of
 from ds_adacc.whole_blocks.whole_call import Around
+from ds_adacc.whole_blocks.written_buffers import written_by
 
 _SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which ZeRO-3 knows who uses a parameter
 
@@ -54,10 +55,7 @@ class SameAgain:
         self._inside = inside
         self._on_effects = on_effects
         # What the forward itself writes to, the second one finds as it was (`WrittenBuffers`).
-        written = {id(tensor_at(owner(), path)) for owner, path in variant.recording.written_buffers}
-        found: list[torch.Tensor] = []
-        if not has_run:
-            marks_of(self._block.places, found)
+        written = written_by(variant.recording)
         self._held = {  # by identity, with the version that each must have
             id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
             for tensor in (*incoming.held, *found)

@@ -11,6 +11,7 @@ from torch import nn
 from ds_adacc.program.geometry import storage_of, why_not_plain
 from ds_adacc.program.recording import Recording
 from ds_adacc.python_state.closure import Closure
+from ds_adacc.python_state.held_tensors import tensor_at
 
 _LARGEST = 1 << 20  # bytes; a count or a statistic is small, and each call holds a copy until its backward
 
@@ -24,7 +25,7 @@ class WrittenBuffers:
     """
 
     def __init__(self, closure: Closure, recording: Recording | None = None) -> None:
-        written = None if recording is None else _written(recording)
+        written = None if recording is None else written_by(recording)
         self._contents: list[tuple[list[Place], torch.Tensor, torch.Tensor]] = []  # where it lies, itself, its content
         if written is None or written:
             self._contents = [
@@ -35,7 +36,7 @@ class WrittenBuffers:
 
     def keep(self, recording: Recording) -> None:
         """Keep no others than the block writes to, now that it is recorded."""
-        written = _written(recording)
+        written = written_by(recording)
         self._contents = [content for content in self._contents if id(content[1]) in written]
 
     @contextmanager
@@ -84,6 +85,6 @@ def _registered(closure: Closure) -> list[tuple[torch.Tensor, list[Place]]]:
     return list(found.values())
 
 
-def _written(recording: Recording) -> set[int]:
-    owners = ((owner(), path[0]) for owner, path in recording.written_buffers)
-    return {id(module._buffers.get(name)) for module, name in owners if module is not None}
+def written_by(recording: Recording) -> set[int]:
+    """The identities of the buffers that the block writes to."""
+    return {id(tensor_at(owner(), path)) for owner, path in recording.written_buffers}
