@@ -36,11 +36,11 @@ Pack = Callable[[torch.Tensor], Any]
 
 
 class _Second(NamedTuple):
-    """A second forward: as of `WholeCall`."""
+    """A second forward: as of `WholeCall`. `end_forward` is to be told that the first one has ended."""
 
     beginning: Beginning
     around: Around
-    ended: Callable[[], None]
+    end_forward: Callable[[], None]
 
 
 class PlannedCalls:
@@ -88,12 +88,12 @@ class PlannedCalls:
         return self._run_with_hooks(incoming, variant, bound, is_followed)
 
     def _run_with_hooks(self, incoming: Incoming, variant: Variant, bound: BoundPolicy, is_followed: bool) -> Any:
-        probe = self._probe(incoming, variant)
+        probe, second = self._probe(incoming, variant), self._second(incoming, variant)
         call, pack, done = self._begin(
             incoming,
             variant,
             probe,
-            self._second(incoming, variant),
+            second,
             tracks=self._controller.step.is_tracking,
             times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
         )
@@ -117,7 +117,7 @@ class PlannedCalls:
                 self._note_other_graphs(incoming.block, variant, outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
-            return self._finish(incoming, call, output, probe, done)
+            return self._finish(incoming, call, output, probe, second, done)
         finally:
             call.close()
 
@@ -129,11 +129,12 @@ class PlannedCalls:
         step, output, noted = self._controller.step, captured.output, captured.noted
         probe = self._probe(incoming, variant)
         known = incoming._replace(guards=variant.guards or incoming.guards)
+        second = self._second(known, variant, learned.beginning)
         call, pack, done = self._begin(
             incoming,
             variant,
             probe,
-            self._second(known, variant, learned.beginning),
+            second,
             tracks=step.is_tracking and not learned.outliers_are_new,
             noted=noted,
         )
@@ -143,7 +144,7 @@ class PlannedCalls:
             captured.hand_over(pack)
             if not call.diverged:
                 call.release()
-            return self._finish(incoming, call, output, probe, done)
+            return self._finish(incoming, call, output, probe, second, done)
         finally:
             call.close()
 
@@ -153,12 +154,15 @@ class PlannedCalls:
         call: PackedCall,
         output: Any,
         probe: Probe | None,
+        second: _Second | None,
         done: Callable[[Any], None],
     ) -> Any:
         """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one.
 
         What is observed of its backward begins before the probe's own ones, which are not timed.
         """
+        if second is not None:
+            second.end_forward()
         if probe is not None and not call.diverged:  # else it would measure another program
             output = probe.watch(output)
         done(output)
@@ -207,7 +211,7 @@ class PlannedCalls:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: PackedCall
         if second is not None:
-            call = WholeCall(bound, inputs, *second, alive, incoming.call.gathered_within)
+            call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
         else:
             call = Call(bound, inputs, on_divergence, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained

@@ -29,18 +29,15 @@ class WholeCall:
         inputs: Sequence[torch.Tensor],
         beginning: Beginning,
         around: Around,
-        ended: Callable[[], None],
         alive: AliveCall,
         released: Collection[torch.Tensor],
     ) -> None:
         """`beginning`: of its forward. `around`: what its second forward runs in. `alive`: what autograd is to hold.
 
-        `ended`: is called when the forward has ended.
         `released`: the parameters that ZeRO-3 gathers and releases within the forward: each lies elsewhere every time.
         """
         self.bound = bound
         self.alive = alive
-        self._ended = ended
         self.diverged = False  # whatever the call saves, its second forward makes that
         given = ((value.index, beginning.held.get(id(inputs[value.source]))) for value in bound.recording.inputs)
         self.holders: dict[int, Holder] = {index: holder for index, holder in given if holder is not None}
@@ -88,17 +85,10 @@ class WholeCall:
 
     def confirm(self, output: Any) -> None:
         """No compiled graph runs in it."""
-        self._ended()
 
     def release(self) -> None:
-        """It was recorded, and its forward has ended."""
-        self._ended()
+        """It keeps nothing until then."""
 
     def close(self) -> None:
         """Let go of everything at the end of the forward (Rule E5)."""
         self.holders, self._parameters, self._released, self._second = {}, {}, (), None
-        self._ended = _nothing
-
-
-def _nothing() -> None:
-    pass
