@@ -25,7 +25,10 @@ class PlainCall(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """What is known of the call. `guards`: the marks of what the block depends on now; `held`: the tensors among it."""
+    """What is known of the call. `guards`: the marks of what the block depends on now; `held`: the tensors among it.
+
+    The tensors of globals are those at the places that earlier calls have read.
+    """
 
     block: Block
     signature: Signature

@@ -235,7 +235,7 @@ class PlannedCalls:
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None
-        same = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice, has_run=recorded is not None)
+        same = SameAgain(incoming, variant, self._inside, self._warnings.ran_twice)
         around: Around = same.around
         if recorded is not None:
             around = functools.partial(_as_recorded, around)

@@ -177,8 +177,9 @@ class Runtime:
         block = plain.block
         try:
             self.controller.begin_call()
+            in_globals: list[torch.Tensor] = []
             try:
-                reading, held = call.closure.read(marks_of(block.places), block.last_reading)
+                reading, held = call.closure.read(marks_of(block.places, in_globals), block.last_reading)
             except UnreadableModule as reason:
                 return self._plain.fall_back(plain, str(reason))
             block.last_reading = reading
@@ -187,7 +188,7 @@ class Runtime:
             shared = aliases(call.inputs, [*call.inner, *held]), own, hooks
             held_before = self.controller.held_before(call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)
-            return self._record_or_run(Incoming(block, signature, reading.marks, held, call))
+            return self._record_or_run(Incoming(block, signature, reading.marks, [*held, *in_globals], call))
         except BaseException:
             self.controller.step.drop_pass()
             raise

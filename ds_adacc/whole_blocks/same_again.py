@@ -43,9 +43,7 @@ class SameAgain:
         variant: Variant,
         inside: Around,
         on_effects: Callable[[Block, bool], None],
-        has_run: bool = False,
     ) -> None:
-        """`has_run`: the forward was recorded. Which tensors it has found in globals is not known any more."""
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
         self._guards: Guards = incoming.guards
@@ -58,7 +56,7 @@ class SameAgain:
         written = written_by(variant.recording)
         self._held = {  # by identity, with the version that each must have
             id(tensor): (weakref.ref(tensor), None if id(tensor) in written else version_of(tensor))
-            for tensor in (*incoming.held, *found)
+            for tensor in incoming.held
         }
 
     def end_forward(self) -> None:
