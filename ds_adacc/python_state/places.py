@@ -1,4 +1,4 @@
-"""The places that functions read besides their arguments: names in Python modules and classes, with what is there."""
+"""The places that functions read besides their arguments, names in Python modules and classes; what is there now."""
 
 from __future__ import annotations
 
@@ -12,23 +12,6 @@ from ds_adacc.python_state.guards import Guards, guards_of_values
 _ABSENT = object()  # the mark of a name that is not there: code may ask for it, and it may come later
 GLOBAL = "global "  # how the names of their marks begin
 Place = tuple[Mapping[str, Any], str]  # the namespace of a Python module or class, and the name in it
-
-
-class Reads:
-    """What functions were seen to read.
-
-    `places`: where that is found, by a name for messages; `marks`: what was there when each place was noted first.
-    """
-
-    def __init__(self) -> None:
-        self.places: dict[str, Place] = {}
-        self.marks: Guards = {}
-
-    def note(self, places: Mapping[str, Place]) -> None:
-        """A function begins, which reads these places."""
-        new = {name: place for name, place in places.items() if name not in self.places}
-        self.places.update(new)
-        self.marks.update(marks_of(new))
 
 
 def marks_of(places: Mapping[str, Place], tensors: list[torch.Tensor] | None = None) -> Guards:

@@ -1,6 +1,7 @@
-"""What a kernel in Python reads besides its arguments: all of it must be there again when the kernel is replayed.
+"""What functions in Python read besides their arguments.
 
-Such kernels are the forward of an `autograd.Function`, and those of operators that are defined by `torch.library`.
+For a kernel in Python all of it must be there again when it is replayed. Such kernels are the forward of an
+`autograd.Function`, and those of operators that are defined by `torch.library`.
 """
 
 from __future__ import annotations
@@ -15,15 +16,26 @@ from torch._library.custom_ops import OPDEFS
 from ds_adacc.python_state.changes import differing
 from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.function_marks import wrapped_in
-from ds_adacc.python_state.places import GLOBAL, Place, Reads, marks_of
+from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.places import GLOBAL, Place, marks_of
 
 
-class PythonReads(Reads):
-    """What one call was seen to read."""
+class PythonReads:
+    """What functions were seen to read.
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
-        super().__init__()
+    `places`: where that is found, by a name for messages; `marks`: what was there when each place was noted first.
+    """
+
+    def __init__(self, places: Mapping[str, Place] = types.MappingProxyType({})) -> None:
+        self.places: dict[str, Place] = {}
+        self.marks: Guards = {}
         self.note(places)
+
+    def note(self, places: Mapping[str, Place]) -> None:
+        """A function begins, which reads these places."""
+        new = {name: place for name, place in places.items() if name not in self.places}
+        self.places.update(new)
+        self.marks.update(marks_of(new))
 
     def changed(self) -> str | None:
         """The name of something that is not as it was; None if all of it is."""

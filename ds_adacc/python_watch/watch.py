@@ -21,7 +21,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
 from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted, names_in
-from ds_adacc.python_state.places import Reads
+from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.python_watch.callers import (
     COMPILED_CODE,
     calls_under_way,
@@ -82,7 +82,7 @@ class Watch:
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.reads = Reads()
+        self.reads = PythonReads()
         self.sources: dict[str, bool] = {}
         self._listener = listener
         self._functions = FunctionWatch(listener)

@@ -16,7 +16,7 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import keep, run_packed
-from ds_adacc.python_state.places import Reads
+from ds_adacc.python_state.python_reads import PythonReads
 from ds_adacc.python_watch.collector import uncollected
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall
@@ -31,7 +31,7 @@ from ds_adacc.record.recorder import Recorder
 @uncollected()  # Rule R22
 def follow(
     predicted: Recording, call: BlockCall, pack: Callable[[torch.Tensor], Any], diverge: Callable[[], None]
-) -> tuple[Any, bool, Reads | None]:
+) -> tuple[Any, bool, PythonReads | None]:
     """What the call returns, whether it ran the predicted program, and what it has read. What it raises passes through.
 
     Of what it has read nothing is known (None) where a profiler of Python's calls runs.
