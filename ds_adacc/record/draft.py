@@ -23,7 +23,7 @@ from ds_adacc.record.known_tensors import KnownTensors, require_plain
 from ds_adacc.record.lifetimes import Lifetimes
 from ds_adacc.record.naming.labels import Labels
 from ds_adacc.record.replayable.draws import Draws
-from ds_adacc.record.replayable.late_refusals import ChangedState, extra_refusals
+from ds_adacc.record.replayable.late_refusals import extra_refusals, readers_of_changed
 from ds_adacc.record.replayable.taint import Taint
 
 _WROTE_UNSEEN = (
@@ -55,7 +55,8 @@ class Draft:
         self._remarks: dict[str, None] = {}
         self._compiled = CompiledCode()
         self._masks: set[int] = set()
-        self._changed = ChangedState()
+        self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
+        self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
@@ -96,13 +97,14 @@ class Draft:
             numbers_read_after=self._taint.numbers_read_after,
         )
         doubtful = extra_refusals(recording, self._taint.first_doubtful, self._masks)
-        return recording.refuse({**doubtful, **self._changed.readers(self._ops, known), **self.draws.refusals()})
+        changed = readers_of_changed(self._ops, known, self._statistics, self._parametrized)
+        return recording.refuse({**doubtful, **changed, **self.draws.refusals()})
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
         """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
         found = self.known.find(tensor)
         if isinstance(found, ParameterRef):
-            self._changed.parametrized.add(found.index)
+            self._parametrized.add(found.index)
         return isinstance(found, ParameterRef)
 
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
@@ -145,7 +147,7 @@ class Draft:
             rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         if refusal_of(ran.func) == STATISTICS:
             self.known.accept_changes(ran.given)
-            self._changed.statistics += updated_statistics(ran.func, ran.given[0])
+            self._statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
         if not rewritten and all(value is None for value in made):

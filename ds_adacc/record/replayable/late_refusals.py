@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -13,24 +13,22 @@ from ds_adacc.program.refusals import MOVED, PARAMETRIZED, STATISTICS
 from ds_adacc.record.known_tensors import KnownTensors
 
 
-class ChangedState:
-    """Buffers and parameters whose versions do not tell what the forward does to them (Rule R6).
+def readers_of_changed(
+    ops: Sequence[RecordedOp],
+    known: KnownTensors,
+    statistics: Iterable[torch.Tensor],
+    parametrized: Collection[int],
+) -> dict[int, str]:
+    """The operators that read what changes in forward though no version tells so: each with why it is not replayed.
 
-    `statistics`: the buffers that batch norms have updated. `parametrized`: the parameters that were given the memory
-    that they had, by index.
+    Rule R6. `statistics`: the buffers that batch norms have updated. `parametrized`: the parameters that were given the
+    memory that they had, by index.
     """
-
-    def __init__(self) -> None:
-        self.statistics: list[torch.Tensor] = []
-        self.parametrized: set[int] = set()
-
-    def readers(self, ops: Sequence[RecordedOp], known: KnownTensors) -> dict[int, str]:
-        """The operators that read any of these, or a parameter that was moved: each with why it is not replayed."""
-        statistics = {index for tensor in self.statistics for index in known.in_storage(tensor)}
-        readers = {op.index: STATISTICS for op in ops if statistics.intersection(op.needs)}
-        readers |= {op.index: PARAMETRIZED for op in ops if _reads(op, self.parametrized)}
-        moved = known.moved()
-        return readers | {op.index: MOVED for op in ops if _reads(op, moved)}
+    updated = {index for tensor in statistics for index in known.in_storage(tensor)}
+    moved = known.moved()
+    readers = {op.index: STATISTICS for op in ops if updated.intersection(op.needs)}
+    readers |= {op.index: PARAMETRIZED for op in ops if _reads(op, parametrized)}
+    return readers | {op.index: MOVED for op in ops if _reads(op, moved)}
 
 
 def _reads(op: RecordedOp, parameters: Collection[int]) -> bool:
