@@ -50,7 +50,7 @@ class Draft:
         self._ops: list[RecordedOp] = []
         self.lifetimes = Lifetimes(self._ops)
         self._detached: set[int] = set()  # the operators that seem to be, and write nothing
-        self._positions: list[Position] = []
+        self.positions: list[Position] = []  # what autograd has saved so far
         self._early: list[int] = []  # the positions that were saved for an operator that has not been noted yet
         self._remarks: dict[str, None] = {}
         self._compiled = CompiledCode()
@@ -65,11 +65,6 @@ class Draft:
     def is_tainted(self) -> bool:
         """Whether Python has read data, so that any later number may hold some of it (Rule R7)."""
         return self._taint.data_read_at is not None
-
-    @property
-    def positions(self) -> Sequence[Position]:
-        """What autograd has saved so far."""
-        return self._positions
 
     def recording(self, name: str) -> Recording:
         """The whole program."""
@@ -87,7 +82,7 @@ class Draft:
             name=name,
             values=tuple(known.with_lifetimes(self.lifetimes)),
             ops=tuple(self._ops),
-            positions=tuple(self._positions),
+            positions=tuple(self.positions),
             parameters=Parameters((*known.parameters, *others)),
             buffers=tuple(known.buffers),
             remarks=tuple(self._remarks),
@@ -114,7 +109,7 @@ class Draft:
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
-        self._taint.note_read(map(self.known.find, tensors), self._ops, len(self._positions))
+        self._taint.note_read(map(self.known.find, tensors), self._ops, len(self.positions))
 
     def doubt_kept_numbers(self) -> None:
         """Take the numbers that Python has read for data if the program has kept one: a later call may read another."""
@@ -221,8 +216,8 @@ class Draft:
         ref = self._refer(tensor) if plannable else None
         op = self.nodes.saver(tensor, len(self._ops)) if function is None else function.index
         if op == len(self._ops):
-            self._early.append(len(self._positions))
-        self._positions.append(Position(ref, op))
+            self._early.append(len(self.positions))
+        self.positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
@@ -234,9 +229,7 @@ class Draft:
         """
         self.nodes.note(began, op, written)
         for position in self._early:
-            self._positions[position] = replace(
-                self._positions[position], op=len(self._ops) if op is None else op.index
-            )
+            self.positions[position] = replace(self.positions[position], op=len(self._ops) if op is None else op.index)
         self._early = []
 
     def count_operators(self) -> int:
@@ -251,8 +244,8 @@ class Draft:
         if self._taint.first_doubtful is not None:
             return
         for number, ops_done in positions.items():
-            self._positions[number] = replace(self._positions[number], discarded_after=ops_done)
-        values = [(p.ref.index, p.discarded) for p in self._positions if isinstance(p.ref, ValueRef)]
+            self.positions[number] = replace(self.positions[number], discarded_after=ops_done)
+        values = [(p.ref.index, p.discarded) for p in self.positions if isinstance(p.ref, ValueRef)]
         kept = {index for index, is_discarded in values if not is_discarded}
         for index in {index for index, _ in values} - kept:
             producer = self.known.values[index].producer
@@ -266,13 +259,13 @@ class Draft:
 
     def note_data_read(self) -> None:
         """Note that Python may know data from here on (Rule R7)."""
-        self._taint.note_data_read(len(self._positions))
+        self._taint.note_data_read(len(self.positions))
 
     def note_compiled(self) -> bool:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
-        is_unknown = self._compiled.runs_unknown(len(self._positions))
+        is_unknown = self._compiled.runs_unknown(len(self.positions))
         if is_unknown:
-            self._taint.doubt_from(len(self._positions))
+            self._taint.doubt_from(len(self.positions))
         return is_unknown
 
     def record_unseen_writes(self, given: Any) -> None:
@@ -292,7 +285,7 @@ class Draft:
 
     def note_graph(self) -> None:
         """Note that a graph of torch.compile begins."""
-        self._compiled.note_graph(len(self._positions))
+        self._compiled.note_graph(len(self.positions))
 
     def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
         """By value, what made the tensors that are written to, if no one has read any of them yet (Rule R4)."""

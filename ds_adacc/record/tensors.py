@@ -37,18 +37,13 @@ class RecordedTensors:
         self._values: Sequence[RecordedValue] = ()
         self._ops: Sequence[RecordedOp] = ()
         self._parameters: Sequence[torch.Tensor] = ()
-        self._device = torch.device("cpu")
+        self.device = torch.device("cpu")  # on which the block runs; a mask, say, may be on the host
 
     def append(self, tensor: torch.Tensor) -> None:
         """Hold the tensor of a new value."""
         self._entries.append(_entry(tensor))
-        if self._device.type == "cpu":
-            self._device = tensor.device
-
-    @property
-    def device(self) -> torch.device:
-        """The device that the block runs on. Some of the values (a mask, say) may be on the host."""
-        return self._device
+        if self.device.type == "cpu":
+            self.device = tensor.device
 
     def span(self, index: int) -> tuple[int, int]:
         """The addresses of the value's first byte and of the byte after its last."""

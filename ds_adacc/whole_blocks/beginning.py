@@ -33,7 +33,7 @@ class Beginning:
     What is the same object at two places is so in the second forward too. All other objects are the caller's, as they
     are with torch.utils.checkpoint. So a number or a tensor in one of them must not change. `held`: the tensors among
     the arguments, by identity. `reached`: what the function reaches by itself. `buffers`: those to which the forward
-    writes.
+    writes. `random`: the states of the random generators.
     """
 
     def __init__(self, call: BlockCall, recording: Recording | None = None) -> None:
@@ -48,14 +48,10 @@ class Beginning:
         # What the block's own modules hold is seen to by `SameAgain` and `buffers`.
         own = {id(tensor) for *_, tensor in call.closure.buffers()} if self._objects else ()
         self._contents = _contents_of(self._objects, own)
-        self._random = RandomStates((*call.closure.generators(), *generators_in(call.arguments)))
+        self.random = RandomStates((*call.closure.generators(), *generators_in(call.arguments)))
         self._autocast, self._caches_casts = autocast_now(), torch.is_autocast_cache_enabled()
         self._modes = modes_now()
         self._devices = [mode for mode in _get_current_function_mode_stack() if isinstance(mode, DeviceContext)][-1:]
-
-    def knows(self, generator: torch.Generator) -> bool:
-        """Whether a second forward finds the random generator as it was."""
-        return self._random.has(generator)
 
     def run(self) -> Any:
         """Run the forward once more. All random generators are put back afterwards.
@@ -81,7 +77,7 @@ class Beginning:
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self._random)
+            stack.enter_context(self.random)
             stack.enter_context(casting(self._autocast, self._caches_casts))
             stack.enter_context(under(self._modes))
             stack.enter_context(self.buffers.as_before())

@@ -125,7 +125,7 @@ def _why_not_together(called: RecordedCall, ranks_agree: bool) -> str | None:
 
 def _why_not_the_same(called: RecordedCall, recording: Recording) -> str | None:
     """Why a second forward of the call would draw other random numbers."""
-    if called.beginning is None or all(map(called.beginning.knows, recording.generators)):
+    if called.beginning is None or all(map(called.beginning.random.has, recording.generators)):
         return None
     return "it draws from a random generator that neither its modules nor its arguments have"
 
