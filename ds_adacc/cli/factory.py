@@ -25,7 +25,7 @@ from ds_adacc.plan.available import available_bytes
 from ds_adacc.plan.block_type import KnownType
 from ds_adacc.plan.budget import UNLIMITED
 from ds_adacc.program.arguments import tensors_in
-from ds_adacc.python_state.content import is_trusted
+from ds_adacc.python_state.libraries import is_trusted
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
 from ds_adacc.runtime.find_blocks import find_blocks, none_ran
 from ds_adacc.runtime.runtime import Runtime

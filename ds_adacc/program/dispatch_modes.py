@@ -10,7 +10,7 @@ import torch
 from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.libraries import is_library
 
 
 class BesideCompiled(TorchDispatchMode):

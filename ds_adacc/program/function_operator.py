@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from ds_adacc.program.graphs import Extent, extended, is_graph
-from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
+from ds_adacc.python_state.content import SCALARS, is_known_by_identity
 from ds_adacc.python_state.guards import refers_to_more
+from ds_adacc.python_state.libraries import is_library
 from ds_adacc.python_state.places import Place
 from ds_adacc.python_watch.function_watch import has_setup_context
 

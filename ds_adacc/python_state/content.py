@@ -10,9 +10,7 @@ import enum
 import functools
 import logging
 import numbers
-import os
 import re
-import sys
 import threading
 import types
 import weakref
@@ -23,6 +21,8 @@ from itertools import chain
 from typing import Any
 
 import torch
+
+from ds_adacc.python_state.libraries import is_library
 
 MOST_BYTES = 1 << 16  # of a buffer that is compared by content; comparing this many costs a few microseconds
 SCALARS = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device})
@@ -51,9 +51,6 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_ab
 # annotation, as `typing` makes them, refers to other annotations.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
 _OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
-# Libraries wherever they lie. DeepSpeed's hooks reach its whole engine, and some install it from a clone of their own.
-TRUSTED = frozenset({"torch", "deepspeed", "ds_adacc", "triton", "numpy"})
 
 Items = list[tuple[Any, Any]]
 
@@ -109,44 +106,6 @@ def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
     instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
     before = zip(instructions[2:], instructions, strict=False)  # the level is pushed first, then what is taken of it
     return tuple((each.argval, level.argval) for each, level in before if each.opname == "IMPORT_NAME")
-
-
-def is_library(module: str | None) -> bool:
-    """Whether code of this Python module is not the user's: what it reads besides its arguments does not change.
-
-    That is the standard library, the packages in `TRUSTED`, and every package that is installed. `__main__` never is:
-    if an installed package runs the user's script, as `python -m viztracer` does, both have that name.
-    """
-    package = (module or "__main__").partition(".")[0]
-    if package == "__main__":
-        return False
-    return is_trusted(package) or (package in sys.modules and _is_installed(package))
-
-
-def is_trusted(module: str) -> bool:
-    """Whether this Python module is of the standard library, or of a package in `TRUSTED`."""
-    package = module.partition(".")[0]
-    return package in sys.stdlib_module_names or package in TRUSTED
-
-
-@functools.cache  # where a loaded package lies does not change, and guards ask for every module of every block
-def _is_installed(package: str) -> bool:
-    module = sys.modules[package]
-    path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-    return not _INSTALLED.isdisjoint(path.split(os.sep))
-
-
-def is_of_package(value: Any) -> bool:
-    """Whether the object belongs to an installed package: it is of a class, or calls a function, that is defined there.
-
-    Its state is read as far as it can be. What cannot be read of it is trusted: packages keep locks, caches and whole
-    engines there, and a block that refers to one would otherwise never be recomputed.
-    """
-    owner = value.func if isinstance(value, functools.partial) else type(value)
-    module = getattr(owner, "__module__", None)
-    if hasattr(owner, "__array__"):  # of numbers
-        return False
-    return module is not None and is_library(module) and module.partition(".")[0] not in sys.stdlib_module_names
 
 
 def is_known_by_identity(value: Any) -> bool:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch.autograd.function import BackwardCFunction
 
-from ds_adacc.python_state.content import SCALARS, contents_of, is_library, mark_of_number
+from ds_adacc.python_state.content import SCALARS, contents_of, mark_of_number
 from ds_adacc.python_state.covered import covered_by
+from ds_adacc.python_state.libraries import is_library
 
 _DECORATORS = frozenset({"functools"})  # a cached_property or a partialmethod holds a function
 

@@ -30,8 +30,6 @@ from ds_adacc.python_state.content import (
     bytes_of,
     holds_attributes_alone,
     is_known_by_identity,
-    is_library,
-    is_of_package,
     items_of,
     mark_of_number,
     slots_of,
@@ -40,6 +38,7 @@ from ds_adacc.python_state.function_marks import mark_of_function, state_in, wra
 from ds_adacc.python_state.held_tensors import inside
 from ds_adacc.python_state.identity import WeakIdentity, identity_mark
 from ds_adacc.python_state.kept_results import KeptResults, objects_kept
+from ds_adacc.python_state.libraries import is_library, is_of_package
 from ds_adacc.python_state.tensor_marks import has_tensor_mark, looks_of, mark_of_parameter
 
 Guards = dict[str, Hashable]

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity, is_library
+from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity
 from ds_adacc.python_state.function_marks import mark_of_function
+from ds_adacc.python_state.libraries import is_library
 
 _MOST_RESULTS = 32  # to look at all of them at every call takes long
 _MOST = 4  # results that are read at every call; a table for each length would have the block recorded at each

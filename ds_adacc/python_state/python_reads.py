@@ -14,9 +14,9 @@ from typing import Any
 from torch._library.custom_ops import OPDEFS
 
 from ds_adacc.python_state.changes import differing
-from ds_adacc.python_state.content import is_library
 from ds_adacc.python_state.function_marks import wrapped_in
 from ds_adacc.python_state.guards import Guards
+from ds_adacc.python_state.libraries import is_library
 from ds_adacc.python_state.places import GLOBAL, Place, marks_of
 
 

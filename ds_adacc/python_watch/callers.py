@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torch._dynamo.eval_frame import skip_code
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.libraries import is_library
 
 COMPILED_CODE = ("torch._dynamo.eval_frame", "compile_wrapper")  # Python module and name of what runs compiled code
 _COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.")

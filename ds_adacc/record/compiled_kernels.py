@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import CodeType, FrameType
 
-from ds_adacc.python_state.content import is_library
+from ds_adacc.python_state.libraries import is_library
 from ds_adacc.python_watch.callers import COMPILED_CODE
 from ds_adacc.record.frames import frames_of_block, module_and_function
 

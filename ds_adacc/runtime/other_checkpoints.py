@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 
-from ds_adacc.python_state.content import is_library, is_trusted
+from ds_adacc.python_state.libraries import is_library, is_trusted
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.runtime import plain_calls
 
