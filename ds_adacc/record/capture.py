@@ -100,7 +100,7 @@ class _RecordingHook:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
-        self._slots: LateSlots | None = LateSlots(recorder.draft.count_operators)
+        self._slots: LateSlots | None = LateSlots(recorder.draft.ops)
         self._keep = on_one_stream(self._slots.keep)
 
     @torch._disable_dynamo

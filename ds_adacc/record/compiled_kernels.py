@@ -6,8 +6,10 @@ call that the same code of Dynamo's runs again (Rule R17).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import CodeType, FrameType
 
+from ds_adacc.program.recording import Position
 from ds_adacc.python_state.libraries import is_library
 from ds_adacc.python_watch.callers import COMPILED_CODE
 from ds_adacc.record.frames import frames_of_block, module_and_function
@@ -36,27 +38,29 @@ class CompiledCode:
     `began_at`: the first position that it may have saved; None: none has run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, positions: Sequence[Position]) -> None:
+        """`positions`: what autograd has saved so far, which grows."""
+        self._positions = positions
         self.began_at: int | None = None
         self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
 
-    def note_graph(self, position: int) -> None:
-        """Note that a graph begins, before the saved tensor number `position`."""
-        self._begin(position)
+    def note_graph(self) -> None:
+        """Note that a graph begins."""
+        self._begin()
         code = code_of_graph()
         if code is not None:
             self._codes_of_graphs.add(code)
 
-    def runs_unknown(self, position: int) -> bool:
+    def runs_unknown(self) -> bool:
         """Whether such code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
         if not in_compiled_code():
             return False
-        self._begin(position)
+        self._begin()
         return code_beside_graphs() not in self._codes_of_graphs
 
-    def _begin(self, position: int) -> None:
+    def _begin(self) -> None:
         if self.began_at is None:
-            self.began_at = position
+            self.began_at = len(self._positions)
 
 
 def in_guards() -> bool:

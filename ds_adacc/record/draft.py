@@ -36,7 +36,8 @@ _OVERWRITTEN = "what it makes is overwritten in place"
 class Draft:
     """Operators, values, saved tensors and remarks, in the order in which the recorder tells of them.
 
-    `known` has the values, `draws` the random generators' states, `nodes` autograd's, `lifetimes` those of all results.
+    `known` has the values, `draws` the random generators' states, `nodes` autograd's, `lifetimes` those of all results,
+    `taint` what Python has read of data, `compiled` what of torch.compile's code has run.
     """
 
     def __init__(self, call: BlockCall) -> None:
@@ -44,33 +45,28 @@ class Draft:
         self.labels = Labels(call.inputs, call.closure)
         self.draws = Draws(call.closure.generators(), self.known.values, self.known.tensors)
         self.nodes = BackwardNodes()
-        self._taint = Taint()
         self._closure = call.closure
         self._inner = list(map(storage_of, call.inner))  # of the tensors in objects among the block's arguments
-        self._ops: list[RecordedOp] = []
-        self.lifetimes = Lifetimes(self._ops)
-        self._detached: set[int] = set()  # the operators that seem to be, and write nothing
+        self.ops: list[RecordedOp] = []  # what has run so far
         self.positions: list[Position] = []  # what autograd has saved so far
+        self.taint = Taint(self.ops, self.positions)
+        self.compiled = CompiledCode(self.positions)
+        self.lifetimes = Lifetimes(self.ops)
+        self._detached: set[int] = set()  # the operators that seem to be, and write nothing
         self._early: list[int] = []  # the positions that were saved for an operator that has not been noted yet
         self._remarks: dict[str, None] = {}
-        self._compiled = CompiledCode()
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
         self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
-        self.known.tensors.rebuild_from(self.known.values, self._ops, self.known.parameters)
-
-    @property
-    def is_tainted(self) -> bool:
-        """Whether Python has read data, so that any later number may hold some of it (Rule R7)."""
-        return self._taint.data_read_at is not None
+        self.known.tensors.rebuild_from(self.known.values, self.ops, self.known.parameters)
 
     def recording(self, name: str) -> Recording:
         """The whole program."""
         known = self.known
         self.record_unseen_writes(None)
-        data_read_at = self._taint.data_read_at if any(op.refusal == TAINTED for op in self._ops) else None
+        data_read_at = self.taint.data_read_at if any(op.refusal == TAINTED for op in self.ops) else None
         if data_read_at is not None:
             self.remark(
                 f"{data_read_at} reads data into Python, or makes a shape that depends on data: nothing after it "
@@ -81,18 +77,18 @@ class Draft:
         recording = Recording(
             name=name,
             values=tuple(known.with_lifetimes(self.lifetimes)),
-            ops=tuple(self._ops),
+            ops=tuple(self.ops),
             positions=tuple(self.positions),
             parameters=Parameters((*known.parameters, *others)),
             buffers=tuple(known.buffers),
             remarks=tuple(self._remarks),
             has_hooks=self.has_hooks,
-            compiled_from=self._compiled.began_at,
+            compiled_from=self.compiled.began_at,
             data_read_at=data_read_at,
-            numbers_read_after=self._taint.numbers_read_after,
+            numbers_read_after=self.taint.numbers_read_after,
         )
-        doubtful = extra_refusals(recording, self._taint.first_doubtful, self._masks)
-        changed = readers_of_changed(self._ops, known, self._statistics, self._parametrized)
+        doubtful = extra_refusals(recording, self.taint.first_doubtful, self._masks)
+        changed = readers_of_changed(self.ops, known, self._statistics, self._parametrized)
         return recording.refuse({**doubtful, **changed, **self.draws.refusals()})
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
@@ -105,17 +101,11 @@ class Draft:
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
         """Note a tensor that torch has just made of a number. `is_doubtful`: as of `MadeOfNumbers.add`."""
         if not self.note_compiled() and self.known.find(tensor) is None:
-            self._taint.numbers.add(self.known.captured(tensor).index, tensor, is_doubtful=is_doubtful)
+            self.taint.numbers.add(self.known.captured(tensor).index, tensor, is_doubtful=is_doubtful)
 
     def note_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that Python reads these tensors, which tells it of data unless they were made of numbers alone."""
-        self._taint.note_read(map(self.known.find, tensors), self._ops, len(self.positions))
-
-    def doubt_kept_numbers(self) -> None:
-        """Take the numbers that Python has read for data if the program has kept one: a later call may read another."""
-        ops = self._taint.doubt_kept_numbers()
-        if ops is not None:
-            self._ops[ops:] = [op if op.refusal else replace(op, refusal=TAINTED) for op in self._ops[ops:]]
+        self.taint.note_read(map(self.known.find, tensors))
 
     def encode(self, tree: Any) -> Any:
         """`tree` with a reference to a value or a parameter in place of each tensor."""
@@ -127,10 +117,10 @@ class Draft:
 
     def note(self, ran: ExecutedCall) -> RecordedOp | None:
         """Note a call that has run. Returns its operator, or None if it has made nothing."""
-        made_of = self._taint.numbers.computed(ran)
+        made_of = self.taint.numbers.computed(ran)
         if made_of is not None:
             for tensor in tensors_in(ran.outputs):
-                self._taint.numbers.add(self.known.captured(tensor).index, tensor, made_of)
+                self.taint.numbers.add(self.known.captured(tensor).index, tensor, made_of)
             return None
         bases = self.bases(ran.written)
         op = self._operator(ran, bases)
@@ -148,11 +138,11 @@ class Draft:
         if not rewritten and all(value is None for value in made):
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
-            self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
+            self.ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:
-            self._taint.numbers.note(op)
+            self.taint.numbers.note(op)
         if op.draw is not None:
             self.draws.add(op.index, op.draw)
         return op
@@ -161,7 +151,7 @@ class Draft:
         """The operator of a call, as far as it is known without its outputs."""
         draw, unknown = self.draws.of(ran.given, ran.states)
         return RecordedOp(
-            index=len(self._ops),
+            index=len(self.ops),
             func=ran.func,
             args=ran.args,
             kwargs=ran.kwargs,
@@ -184,12 +174,12 @@ class Draft:
         given = (each for each in tensors if each.requires_grad and why_not_plain(each) is None)
         makers = {self.known.values[index].producer for tensor in given for index in self.known.in_storage(tensor)}
         for index in self._detached.intersection(makers):
-            self._ops[index] = replace(self._ops[index], detached=None)
+            self.ops[index] = replace(self.ops[index], detached=None)
             self._detached.discard(index)
 
     def _append(self, op: RecordedOp) -> RecordedOp:
         self.labels.note()
-        self._ops.append(op)
+        self.ops.append(op)
         if op.detached and not written_values(op):
             self._detached.add(op.index)
         return op
@@ -197,11 +187,11 @@ class Draft:
     def note_cached(self, ops: Iterable[int]) -> None:
         """Note that autocast keeps what these operators have made, casts of weights, until its context ends."""
         for index in ops:
-            self._ops[index] = replace(self._ops[index], cached=True)
+            self.ops[index] = replace(self.ops[index], cached=True)
 
     def refuse_last(self, reason: str) -> None:
         """The last operator is not replayed."""
-        self._ops[-1] = replace(self._ops[-1], refusal=reason)
+        self.ops[-1] = replace(self.ops[-1], refusal=reason)
 
     def save(self, tensor: torch.Tensor, states: Sequence[torch.Tensor], function: RecordedOp | None = None) -> None:
         """Note a tensor that autograd saves; `states` are the random generators' then.
@@ -214,8 +204,8 @@ class Draft:
         self.draws.mark(states)
         plannable = tensor.numel() > 0 and not (tensor.is_conj() or tensor.is_neg())
         ref = self._refer(tensor) if plannable else None
-        op = self.nodes.saver(tensor, len(self._ops)) if function is None else function.index
-        if op == len(self._ops):
+        op = self.nodes.saver(tensor, len(self.ops)) if function is None else function.index
+        if op == len(self.ops):
             self._early.append(len(self.positions))
         self.positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
@@ -229,19 +219,15 @@ class Draft:
         """
         self.nodes.note(began, op, written)
         for position in self._early:
-            self.positions[position] = replace(self.positions[position], op=len(self._ops) if op is None else op.index)
+            self.positions[position] = replace(self.positions[position], op=len(self.ops) if op is None else op.index)
         self._early = []
-
-    def count_operators(self) -> int:
-        """How many operators have run so far."""
-        return len(self._ops)
 
     def discard(self, positions: Mapping[int, int]) -> None:
         """Rule R18: autograd has discarded what it saved at these positions. No plan is made for it, so it may die.
 
         By position, how many operators had run by then. Where data decide which branch runs, another call may keep it.
         """
-        if self._taint.first_doubtful is not None:
+        if self.taint.first_doubtful is not None:
             return
         for number, ops_done in positions.items():
             self.positions[number] = replace(self.positions[number], discarded_after=ops_done)
@@ -249,7 +235,7 @@ class Draft:
         kept = {index for index, is_discarded in values if not is_discarded}
         for index in {index for index, _ in values} - kept:
             producer = self.known.values[index].producer
-            if producer is not None and self._ops[producer].replayable and self._ops[producer].draw is None:
+            if producer is not None and self.ops[producer].replayable and self.ops[producer].draw is None:
                 self.known.tensors.release([index])
 
     def remark(self, remark: str) -> None:
@@ -257,15 +243,11 @@ class Draft:
         if remark:
             self._remarks[remark] = None
 
-    def note_data_read(self) -> None:
-        """Note that Python may know data from here on (Rule R7)."""
-        self._taint.note_data_read(len(self.positions))
-
     def note_compiled(self) -> bool:
         """Whether compiled code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
-        is_unknown = self._compiled.runs_unknown(len(self.positions))
+        is_unknown = self.compiled.runs_unknown()
         if is_unknown:
-            self._taint.doubt_from(len(self.positions))
+            self.taint.doubt_from_here()
         return is_unknown
 
     def record_unseen_writes(self, given: Any) -> None:
@@ -280,12 +262,8 @@ class Draft:
     def record_write(self, tensor: torch.Tensor) -> None:
         """Add an operator for a write to this tensor of which the dispatcher does not tell."""
         self._refer(tensor)  # nobody may have met it yet
-        op = RecordedOp(len(self._ops), KERNEL, (), (), (), UNSEEN)
+        op = RecordedOp(len(self.ops), KERNEL, (), (), (), UNSEEN)
         self._append(replace(op, outputs=tuple(self.known.overwritten(tensor, op, 0))))
-
-    def note_graph(self) -> None:
-        """Note that a graph of torch.compile begins."""
-        self._compiled.note_graph(len(self.positions))
 
     def bases(self, written: Sequence[torch.Tensor]) -> dict[int, RecordedOp]:
         """By value, what made the tensors that are written to, if no one has read any of them yet (Rule R4)."""
@@ -293,11 +271,11 @@ class Draft:
         for tensor in written:
             values = self.known.in_storage(tensor)
             producer = self.known.values[values[0]].producer if len(values) == 1 else None
-            if producer is None or self._ops[producer].refusal not in (None, UNINITIALISED):
+            if producer is None or self.ops[producer].refusal not in (None, UNINITIALISED):
                 return {}
             if values[0] in self._seen or values[0] in bases:
                 return {}
-            bases[values[0]] = self._ops[producer]
+            bases[values[0]] = self.ops[producer]
         return bases
 
     def _made(self, ran: ExecutedCall, op: RecordedOp, output: int, dynamic: bool, given: set[int]) -> int | None:
@@ -328,7 +306,7 @@ class Draft:
 
     def _made_unseen(self, tensor: torch.Tensor) -> ValueRef:
         """A new value for a tensor that a compiled kernel made, unseen by the dispatcher."""
-        op = self._append(RecordedOp(len(self._ops), KERNEL, (), (), (len(self.known.values),), COMPILED))
+        op = self._append(RecordedOp(len(self.ops), KERNEL, (), (), (len(self.known.values),), COMPILED))
         return ValueRef(self.known.made(tensor, op, 0), Geometry.of(tensor))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,19 +26,19 @@ class LateSlot:
 class LateSlots:
     """The slots of one call, in the order of the pack hook. Until the forward has ended, autograd alone holds them.
 
-    So what autograd saves for outputs that the block discards is freed when it would be without ds_adacc. `now` counts
-    the operators that have run.
+    So what autograd saves for outputs that the block discards is freed when it would be without ds_adacc. `ops`: the
+    operators that have run so far, a list that grows.
     """
 
-    def __init__(self, now: Callable[[], int]) -> None:
-        self._now = now
+    def __init__(self, ops: Sequence[Any]) -> None:
+        self._ops = ops
         self._slots: list[weakref.ref[LateSlot]] = []
         self._discarded: dict[int, int] = {}
 
     def keep(self, tensor: torch.Tensor) -> LateSlot:
         """A slot that retains the tensor until it is exchanged."""
         late, number = LateSlot(keep(tensor)), len(self._slots)
-        self._slots.append(weakref.ref(late, lambda _: self._discarded.update({number: self._now()})))
+        self._slots.append(weakref.ref(late, lambda _: self._discarded.update({number: len(self._ops)})))
         return late
 
     def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:

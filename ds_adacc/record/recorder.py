@@ -166,7 +166,7 @@ class Recorder(BesideCompiled):
 
     def note_read(self) -> None:
         """Note that Python reads data of which the dispatcher is not told (Rule R7)."""
-        self.draft.note_data_read()
+        self.draft.taint.note_data_read()
         if self._running is not None:
             self._running.refuse("reads data into Python")
 
@@ -202,7 +202,7 @@ class Recorder(BesideCompiled):
         if not self._records:
             return False
         if is_graph(cls):
-            self.draft.note_graph()
+            self.draft.compiled.note_graph()
         elif self.draft.note_compiled():
             return False
         if self._kernel is not None or registration_of(cls).replay == "operators":
@@ -245,7 +245,7 @@ class Recorder(BesideCompiled):
                 running.refuse("it has raised an error")
             if written and not self.draft.bases(written):
                 running.refuse("it writes to an argument in place")
-            if self.draft.is_tainted:
+            if self.draft.taint.is_there:
                 running.refuse(TAINTED)
             if running.reads_data:
                 self.note_read()
@@ -271,7 +271,7 @@ class Recorder(BesideCompiled):
         """
         if self.failure is not None:
             raise Unrecordable(self.failure)
-        self.draft.doubt_kept_numbers()
+        self.draft.taint.doubt_kept_numbers()
         self.draft.discard(discarded)
         for remark in kept_by_arguments(arguments, self.draft.known):
             self.draft.remark(remark)

@@ -49,7 +49,7 @@ class OperatorCall:
         if of_kernel is not None:
             refusal = refusal or of_kernel
             self._draft.remark(f"{self._func}: never replayed: {refusal}")
-        is_read = not self._draft.is_tainted and reveals_data(self._func, self._given, outputs)
+        is_read = not self._draft.taint.is_there and reveals_data(self._func, self._given, outputs)
         if is_read or (self._func is CHECK_ERRORS and may_catch_errors()):
             self._draft.note_read([*tensors_in(self._given)])
         args, kwargs = self._encoded
@@ -83,7 +83,7 @@ class OperatorCall:
         if has_collective:
             return COLLECTIVE
         refusal = refusal_of(self._func, self._given[0], not written or bool(self._draft.bases(written)))
-        if refusal is None and self._draft.is_tainted:
+        if refusal is None and self._draft.taint.is_there:
             return TAINTED
         if refusal is None and any(tensor.is_conj() or tensor.is_neg() for tensor in tensors_in(self._given)):
             return CONJUGATE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -34,7 +34,9 @@ class MadeOfNumbers:
     make another program of each length.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Sequence[RecordedOp]) -> None:
+        """`ops`: the program, where an operator is refused that gives other bits again."""
+        self._ops = ops
         self._numbers: dict[int, list[weakref.ref[torch.Tensor]]] = {}  # the tensors of each, as the program has them
         self._doubtful: set[int] = set()  # the numbers that may hold data after all
         self._made_by: dict[int, int] = {}  # by value, the operator, if it is one
@@ -75,17 +77,14 @@ class MadeOfNumbers:
                 self._made_by[index] = op.index
                 self._from[index] = frozenset((index,)).union(*(self._from[ref.index] for ref in references))
 
-    def read(self, references: Iterable[ValueRef | ParameterRef | None], ops: list[RecordedOp]) -> bool:
-        """Note that Python reads these values. Returns whether that tells it of data.
-
-        `ops`: the program, where an operator is refused that gives other bits again.
-        """
+    def read(self, references: Iterable[ValueRef | ParameterRef | None]) -> bool:
+        """Note that Python reads these values. Returns whether that tells it of data."""
         found = list(references)
         if not found or not all(map(self._includes, found)):
             return True
         made_of = frozenset().union(*(self._from[ref.index] for ref in found if ref is not None))
         operators = (self._made_by[each] for each in made_of if each in self._made_by)
-        if made_of & self._doubtful or not all(ops[each].replayable for each in operators):
+        if made_of & self._doubtful or not all(self._ops[each].replayable for each in operators):
             return True
         self._read |= made_of
         return False
