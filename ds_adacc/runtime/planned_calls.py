@@ -43,6 +43,19 @@ class _Second(NamedTuple):
     end_forward: Callable[[], None]
 
 
+class _Running(NamedTuple):
+    """A call whose forward runs. `pack`: its pack hook; `done`: what to call with its output.
+
+    `probe`: None if nothing is measured in it. `second`: None unless a second forward makes all that this one saves.
+    """
+
+    call: PackedCall
+    pack: Pack
+    done: Callable[[Any], None]
+    probe: Probe | None
+    second: _Second | None
+
+
 class PlannedCalls:
     """Runs calls under their variants' policies."""
 
@@ -88,18 +101,11 @@ class PlannedCalls:
         return self._run_with_hooks(incoming, variant, bound, is_followed)
 
     def _run_with_hooks(self, incoming: Incoming, variant: Variant, bound: BoundPolicy, is_followed: bool) -> Any:
-        probe, second = self._probe(incoming, variant), self._second(incoming, variant)
-        call, pack, done = self._begin(
-            incoming,
-            variant,
-            probe,
-            second,
-            tracks=self._controller.step.is_tracking,
-            times_forward=not is_followed and probe is None,  # a check takes ten times as long as the forward
-        )
-        if probe is not None:
-            pack = probe.pack(pack)
-        pack = on_one_stream(pack)
+        tracks, second = self._controller.step.is_tracking, self._second(incoming, variant)
+        # To follow a call takes ten times as long as its forward.
+        running = self._begin(incoming, variant, second, tracks, times_forward=not is_followed)
+        call, probe = running.call, running.probe
+        pack = on_one_stream(running.pack if probe is None else probe.pack(running.pack))
         if bound.recording.runs_compiled or bound.recording.is_whole:  # data decide what runs of that
             pack = torch.compiler.disable(pack)  # at a graph break, dynamo would compile it
         try:
@@ -117,7 +123,7 @@ class PlannedCalls:
                 self._note_other_graphs(incoming.block, variant, outdated)
             elif bound.recording.runs_compiled:
                 incoming.block.note_known_graphs()
-            return self._finish(incoming, call, output, probe, second, done)
+            return self._finish(incoming, running, output)
         finally:
             call.close()
 
@@ -126,41 +132,28 @@ class PlannedCalls:
         captured, variant = learned.captured, learned.variant
         assert variant is not None
         self._seen.add(incoming, variant)
-        step, output, noted = self._controller.step, captured.output, captured.noted
-        probe = self._probe(incoming, variant)
+        output, noted = captured.output, captured.noted
         known = incoming._replace(guards=variant.guards or incoming.guards)
         second = self._second(known, variant, learned.beginning)
-        call, pack, done = self._begin(
-            incoming,
-            variant,
-            probe,
-            second,
-            tracks=step.is_tracking and not learned.outliers_are_new,
-            noted=noted,
-        )
+        tracks = self._controller.step.is_tracking and not learned.outliers_are_new
+        running = self._begin(incoming, variant, second, tracks, noted)
+        call, probe = running.call, running.probe
         if probe is not None:
             probe.slots, probe.noted = captured.slots, noted
         try:
-            captured.hand_over(pack)
+            captured.hand_over(running.pack)
             if not call.diverged:
                 call.release()
-            return self._finish(incoming, call, output, probe, second, done)
+            return self._finish(incoming, running, output)
         finally:
             call.close()
 
-    def _finish(
-        self,
-        incoming: Incoming,
-        call: PackedCall,
-        output: Any,
-        probe: Probe | None,
-        second: _Second | None,
-        done: Callable[[Any], None],
-    ) -> Any:
+    def _finish(self, incoming: Incoming, running: _Running, output: Any) -> Any:
         """The forward of the call has ended. Returns what the block returns, through the `probe` if there is one.
 
         What is observed of its backward begins before the probe's own ones, which are not timed.
         """
+        call, _, done, probe, second = running
         if second is not None:
             second.end_forward()
         if probe is not None and not call.diverged:  # else it would measure another program
@@ -180,32 +173,29 @@ class PlannedCalls:
             return variant.is_unseen
         return False
 
-    def _probe(self, incoming: Incoming, variant: Variant) -> Probe | None:
-        controller = self._controller
-        return controller.planning.trials.probe(incoming.block, variant, incoming.call.inputs, controller.step)
-
     def _begin(
         self,
         incoming: Incoming,
         variant: Variant,
-        probe: Probe | None,
         second: _Second | None,
         tracks: bool,
         noted: Mapping[int, torch.Tensor] | None = None,
         times_forward: bool = False,
-    ) -> tuple[PackedCall, Pack, Callable[[Any], None]]:
-        """A call that is about to begin, its pack hook, and what to call with its output.
+    ) -> _Running:
+        """Begin a call.
 
-        `probe`: that of the call; its backward is not timed then. `second`: None unless a second forward makes all that
-        this one saves. `tracks`: whether to look for outliers in what it saves. `noted`: the buffers and the states of
-        random generators, if the tensors are packed only after the forward. `times_forward`: as of `CallMoments`.
+        `tracks`: whether to look for outliers in what it saves. `noted`: the buffers and the states of random
+        generators, if the tensors are packed only after the forward. `times_forward`: whether that is timed, as is the
+        backward, where nothing is measured in the call.
         """
         bound, step, inputs = variant.bound, self._controller.step, incoming.call.inputs
+        probe = self._controller.planning.trials.probe(incoming.block, variant, inputs, step)
         observer, alive = step.observer, step.current_pass.begin_call(variant.digest)
         observed = None
         # The observer comes first: the call stores the block's inputs, and these bytes are the call's own.
         if observer is not None:
-            observed = observer.begin(variant, incoming.block, alive, times_forward, times_backward=probe is None)
+            is_plain = probe is None
+            observed = observer.begin(variant, incoming.block, alive, times_forward and is_plain, is_plain)
         on_divergence = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
@@ -223,9 +213,9 @@ class PlannedCalls:
             values = agreement.known_types[variant.digest].tracked_values(agreement.config.rectifier.roles)
             pack = tracking_outliers(call, variant, self._codecs, values, inputs)
         if observer is None or observed is None:
-            return call, pack, _nothing
+            return _Running(call, pack, _nothing, probe, second)
         watched, done = observer.watch(observed, call, inputs, pack)
-        return call, watched, done
+        return _Running(call, watched, done, probe, second)
 
     def _second(self, incoming: Incoming, variant: Variant, recorded: Beginning | None = None) -> _Second | None:
         """The second forward of a call that is about to begin; None if it saves what it saves.
