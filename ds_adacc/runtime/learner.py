@@ -14,7 +14,7 @@ from ds_adacc.plan.block_type import KnownType
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.profiler import Profiler
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.signature import Sizes, flatten, hooks_on
+from ds_adacc.program.signature import flatten, hooks_on
 from ds_adacc.python_state.guards import Guards, holds, unreadable
 from ds_adacc.python_state.kept_results import KeptResults, kept_results
 from ds_adacc.python_state.places import Place, marks_of
@@ -77,12 +77,11 @@ class Learner:
 
     def learn(self, incoming: Incoming) -> Learned:
         """Record the call, and learn from it. Raises RuntimeError if only this rank cannot do so (Rule T8)."""
-        block, signature, controller = incoming.block, incoming.signature, self._controller
+        block, controller = incoming.block, self._controller
         self._warn_of_repetition(incoming)
         controller.step.current_pass.see_casts()
         called = self._record(incoming)
-        incoming, captured, guards = called.incoming, called.captured, called.guards
-        signature = incoming.signature
+        incoming, captured = called.incoming, called.captured
         block.places.update(captured.watch.reads.places)
         if captured.recording is None:
             self._note_failure(called)
@@ -96,12 +95,11 @@ class Learner:
         beginning = None if costs is None else called.beginning
         if beginning is not None:
             beginning.buffers.keep(recording)
-        variant, is_recalled = self._variant(incoming, guards, recording, captured.watch)
-        self._note_computed(guards, captured.watch)
+        variant, is_recalled = self._variant(called, recording)
+        self._note_computed(called)
         self._warn_of_limits(block, recording, checkpoint)
         with controller.agreement.budget.aside():
-            relatives = block.relatives(signature, guards)
-            known = self._known_type(incoming, captured, variant.recording, relatives, costs)
+            known = self._known_type(called, variant.recording, costs)
             controller.step.current_pass.casts = known, captured.cached
         step = controller.step
         controller.note_call(block, variant.recording, incoming.call.inputs)
@@ -110,7 +108,7 @@ class Learner:
         outliers_are_new = is_verified_anew or not is_recalled
         self._find_outliers(variant, known, captured.tensors, outliers_are_new)
         controller.choose_policy(block, variant)
-        block.add(signature, variant)
+        block.add(incoming.signature, variant)
         return Learned(captured, variant, outliers_are_new, beginning)
 
     def _warn_of_repetition(self, incoming: Incoming) -> None:
@@ -149,16 +147,17 @@ class Learner:
         self._plain.warn(called.incoming.as_plain, reason, is_of_call=True)
         block.add(signature, Variant.failed(called.guards, block.latest(signature)))
 
-    def _variant(self, incoming: Incoming, guards: Guards, recording: Recording, watch: Watch) -> tuple[Variant, bool]:
+    def _variant(self, called: RecordedCall, recording: Recording) -> tuple[Variant, bool]:
         """The variant of the recorded call, and whether a checkpoint has restored it.
 
         It learns from the last variant of its signature. If there is none, the run that this one resumes may have one.
         """
-        block, earlier = incoming.block, incoming.block.latest(incoming.signature)
+        incoming, guards, block = called.incoming, called.guards, called.incoming.block
+        earlier = block.latest(incoming.signature)
         recalled = block.recall(recording) if earlier is None else None
         variant = recalled or Variant()
         variant.history.guards = guards
-        variant.history.named = _names(recording, guards, watch)
+        variant.history.named = _names(recording, guards, called.captured.watch)
         changed = block.note_changes(guards)
         if earlier is not None and earlier.is_recorded:
             variant.history.succeed(earlier.history, block.had_settled, _are_same(earlier.recording, recording))
@@ -171,43 +170,44 @@ class Learner:
                 variant.history.learn_at_other_sizes([other.history for other in others], is_alike)
         self._warnings.changed_again(block, changed - variant.history.ignored - variant.history.unread)
         if not recording.is_whole:  # a second forward runs whatever the block runs
-            self._doubt(incoming, guards, variant, recording, watch)
+            self._doubt(called, variant, recording)
         variant.recording = recording.doubted(variant.doubt)
         variant.digest = variant.recording.digest
         if earlier is not None and earlier.digest == variant.digest:
             variant.outliers = dict(earlier.outliers)
         return variant, recalled is not None
 
-    def _doubt(self, incoming: Incoming, guards: Guards, variant: Variant, recording: Recording, watch: Watch) -> None:
+    def _doubt(self, called: RecordedCall, variant: Variant, recording: Recording) -> None:
         """Doubt the variant if the block depends on what no guard watches: then nothing of it is replayed."""
-        block, remedy = incoming.block, None
-        unwatched = watch.unguarded or unreadable((incoming.signature, guards))
+        block, remedy = called.incoming.block, None
+        unwatched = called.captured.watch.unguarded or unreadable((called.incoming.signature, called.guards))
         if unwatched is None and recording.runs_compiled and block.keeps_changing_graphs:
             unwatched, remedy = _KEEPS_CHANGING, _FEWER_GRAPHS
         if unwatched is None and not any(each.is_recorded and not each.doubt for each in block.variants()):
-            unwatched, remedy = self._guard_kept_results(block, guards, watch), _CONSTANT_RESULT
+            unwatched, remedy = self._guard_kept_results(called), _CONSTANT_RESULT
         if unwatched is not None:
             variant.history.doubt = unwatched
             self._warnings.doubtful(block, unwatched, remedy)
 
-    def _guard_kept_results(self, block: Block, guards: Guards, watch: Watch) -> str | None:
+    def _guard_kept_results(self, called: RecordedCall) -> str | None:
         """Add to the guards what those results depend on that functions had kept, and that the block has used.
 
         If they were computed while another block was recorded, that is all that the other has read. If not, nothing
         tells what it is: returns the function.
         """
-        for name, code in kept_results(guards).items():
-            if not watch.has_seen(code):
+        for name, code in kept_results(called.guards).items():
+            if not called.captured.watch.has_seen(code):
                 if id(code) not in self._computed:
                     return f"{name} (functools.lru_cache: nothing tells of what they were computed)"
                 _, places = self._computed[id(code)]
-                block.places.update(places)
-                guards.update({**marks_of(places), **guards})
+                called.incoming.block.places.update(places)
+                called.guards.update({**marks_of(places), **called.guards})
         return None
 
-    def _note_computed(self, guards: Guards, watch: Watch) -> None:
+    def _note_computed(self, called: RecordedCall) -> None:
         """Keep what was read where results were computed which their function may keep: another block may use them."""
-        codes = [mark.code for mark in guards.values() if isinstance(mark, KeptResults)]
+        watch = called.captured.watch
+        codes = [mark.code for mark in called.guards.values() if isinstance(mark, KeptResults)]
         for code in codes:
             if code is not None and watch.has_seen(code):
                 _, places = self._computed.setdefault(id(code), (code, {}))
@@ -223,24 +223,15 @@ class Learner:
         if checkpoint is not None:
             self._warnings.checkpoints_inside(block, checkpoint)
 
-    def _known_type(
-        self,
-        incoming: Incoming,
-        captured: Capture,
-        recording: Recording,
-        relatives: Mapping[str, tuple[Variant, Sizes]],
-        costs: WholeCosts | None,
-    ) -> KnownType:
-        """The block type of a recording, measured if it is new.
-
-        `relatives`: as of `Block.relatives`. `costs`: of a block as one operator.
-        """
-        block, signature = incoming.block, incoming.signature
+    def _known_type(self, called: RecordedCall, recording: Recording, costs: WholeCosts | None) -> KnownType:
+        """The block type of a recording, measured if it is new. `costs`: of a block as one operator."""
+        block, signature = called.incoming.block, called.incoming.signature
         example = Example(signature.sizes, recording)
+        relatives = block.relatives(signature, called.guards)
         constants = {name: relative.recording.constants for name, (relative, _) in relatives.items()}
         known = self._controller.agreement.known_types.get(recording.digest)
         if known is None:
-            known = self._add_type(example, captured, constants, costs)
+            known = self._add_type(example, called.captured, constants, costs)
         else:
             if costs is not None:
                 known.note_more(whole_profile(recording, costs))
