@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Hashable, MutableMapping
 from typing import Any
 
 _FIRST = 3  # of events that are alike, the first are logged one by one
@@ -44,6 +44,13 @@ class EngineLog(logging.LoggerAdapter):
         super().__init__(get_logger())
         self.engine = ""
         self.names_engine = False
+        self._told: set[Hashable] = set()
+
+    def once(self, key: Hashable, level: int, text: str, *args: object) -> None:
+        """Log this, unless something with this key was logged before."""
+        if key not in self._told:
+            self._told.add(key)
+            self.log(level, text, *args)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """The message as it is logged, and `kwargs` as they are."""

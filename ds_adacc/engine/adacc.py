@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import weakref
 from collections.abc import Collection, Mapping
@@ -47,8 +48,6 @@ class Adacc:
         others = () if model is None else beside(model, self.blocks).values()
         self._others: weakref.WeakSet[nn.Module] = weakref.WeakSet(others)
         self._has_served = False
-        self._has_warned_of_no_calls = False
-        self._has_warned_of_replaced = self._has_warned_of_added = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
 
@@ -104,26 +103,20 @@ class Adacc:
                 if not self.controller.ranks.is_first:
                     _end_in_silence(error)
                 raise
-        elif not (self._has_warned_of_no_calls or self.runtime.warnings.has_fallen_back):  # that has its own warning
-            self._has_warned_of_no_calls = True
+        elif not self.runtime.warnings.has_fallen_back:  # that has its own warning
             self._warn_of_no_calls()
 
     def _warn_of_changes(self) -> None:
         """Warn once if layers have taken the place of blocks, and once if some have been added."""
         if self._model is None:
             return
-        if self._has_warned_of_replaced and self._has_warned_of_added:
-            return
         log, names = self.controller.agreement.log, no_longer_in(self._model, self.blocks)
-        added = [] if self._has_warned_of_added else self._added(self._model, names)
-        if added:
-            self._has_warned_of_added = True
+        if added := self._added(self._model, names):
             text = "layers like the blocks found were added to the model: %d (the first: %s). They " + _RUN_WITHOUT
-            log.warning(text, len(added), added[0])
-        if names and not self._has_warned_of_replaced:
-            self._has_warned_of_replaced = True
+            log.once("added", logging.WARNING, text, len(added), added[0])
+        if names:
             text = "no longer in the model: %d of the %d blocks found (the first: %s). Modules in their place "
-            log.warning(text + _RUN_WITHOUT, len(names), len(self.blocks), names[0])
+            log.once("replaced", logging.WARNING, text + _RUN_WITHOUT, len(names), len(self.blocks), names[0])
 
     def _added(self, model: nn.Module, replaced: Collection[str]) -> list[str]:
         """The new layers beside the blocks that run without ds_adacc, but for those in the place of one `replaced`."""
@@ -133,21 +126,21 @@ class Adacc:
 
     def _warn_of_no_calls(self) -> None:
         if self.blocks and not any(runs(self.runtime, block) for block in self.blocks.values()):
-            self.controller.agreement.log.warning(
+            text = (
                 "adacc has no effect in this engine: a later engine of its model, or other code, has replaced the "
                 "forward of its blocks. Make the engine that trains the model last, and change the blocks before that"
             )
         elif self.blocks:
-            self.controller.agreement.log.warning(
-                "adacc is enabled but does nothing: %s in training. List the classes of the blocks that do run in "
-                "adacc.blocks",
-                none_ran(list(self.blocks)),
+            text = (
+                f"adacc is enabled but does nothing: {none_ran(list(self.blocks))} in training. List the classes of "
+                "the blocks that do run in adacc.blocks"
             )
         else:
-            self.controller.agreement.log.warning(
+            text = (
                 "adacc is enabled but does nothing: adacc.blocks matched no block of the model, and the model ran none "
                 "through ds_adacc.checkpointing. List the classes of its blocks in adacc.blocks"
             )
+        self.controller.agreement.log.once(text, logging.WARNING, "%s", text)
 
 
 def trained_by(optimizer: Any) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 
 from ds_adacc.observe.calibration import Observation
@@ -40,7 +41,7 @@ class PlanLog:
         self._decisions: list[Decision] = []  # of the plan that was made last
         self._logged: dict[str, TypePolicies] = {}  # the policies logged last, by block type
         self._shown: int | None = None  # bytes without checkpointing, the most of the plans that got a table
-        self._is_promised = self._has_tracked = False
+        self._is_promised = False
         self._restored: Plan | None = None  # the plan of a checkpoint, until a block has run under it
         self._log = agreement.log
 
@@ -74,10 +75,8 @@ class PlanLog:
 
     def tracks(self, step: int) -> None:
         """The step with this number begins, which will take longer than others: it tries a lossy plan again."""
-        if not self._has_tracked:
-            self._has_tracked = True
-            text = "step %d is the first tracking step, which tries the plan again: such steps come ever more rarely"
-            self._log.info(text, step)
+        text = "step %d is the first tracking step, which tries the plan again: such steps come ever more rarely"
+        self._log.once(text, logging.INFO, text, step)
 
     def observed(self, plan: Plan, observation: Observation, step: int, is_corrected: bool) -> None:
         """The first step under the plan has ended. `is_corrected`: its memory model was wrong, and another follows."""

@@ -20,7 +20,6 @@ class Warnings:
 
     def __init__(self, log: EngineLog) -> None:
         self.has_fallen_back = False
-        self._logged: set[tuple[str, str, str]] = set()
         self._log = log
 
     def fallen_back(self, block: Block, reason: str, is_checkpointed: bool, advice: str = "") -> None:
@@ -212,6 +211,4 @@ class Warnings:
     ) -> None:
         """Log the text, in which the name of the block comes first: once for blocks of this class and `once_for`."""
         kind, name = (of, of) if isinstance(of, str) else (of.class_name, of.name)
-        if (kind, text, once_for) not in self._logged:
-            self._logged.add((kind, text, once_for))
-            self._log.log(level, text, name, *args)
+        self._log.once((kind, text, once_for), level, text, name, *args)
