@@ -84,13 +84,8 @@ def holds(marks: Guards, value: Any) -> bool:
 
 def python_modules_in(marks: Any) -> Iterator[types.ModuleType]:
     """The Python modules of the user's that are known by the marks, or by a key that holds some."""
-    if isinstance(marks, WeakIdentity):
-        value = marks()
-        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
-            yield value
-    elif isinstance(marks, dict | tuple):
-        for each in marks.values() if isinstance(marks, dict) else marks:
-            yield from python_modules_in(each)
+    known = (mark() for _, mark in _each_in(marks) if isinstance(mark, WeakIdentity))
+    yield from (each for each in known if isinstance(each, types.ModuleType) and not is_library(each.__name__))
 
 
 def refers_to_more(cls: type) -> bool:
@@ -100,17 +95,23 @@ def refers_to_more(cls: type) -> bool:
     return not all(isinstance(mark, _Class) for mark in walk.guards.values())
 
 
-def unreadable(marks: Any, name: str = "") -> str | None:
+def unreadable(marks: Any) -> str | None:
     """The first object in the marks, or in a key that holds some, whose content could not be read: name and reason."""
-    if isinstance(marks, Unreadable):
-        return f"{name or 'an argument'} ({marks})"
+    found = ((name, mark) for name, mark in _each_in(marks) if isinstance(mark, Unreadable))
+    return next((f"{name or 'an argument'} ({mark})" for name, mark in found), None)
+
+
+def _each_in(marks: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each mark of these, or in a key that holds some, with its name."""
     if isinstance(marks, dict):
         marks = tuple(marks.items())
     if not isinstance(marks, tuple):
-        return None
-    if len(marks) == 2 and type(marks[0]) is str:
-        return unreadable(marks[1], marks[0])
-    return next(filter(None, (unreadable(mark, name) for mark in marks)), None)
+        yield name, marks
+    elif len(marks) == 2 and type(marks[0]) is str:
+        yield from _each_in(marks[1], marks[0])
+    else:
+        for each in marks:
+            yield from _each_in(each, name)
 
 
 class Walk:
