@@ -100,12 +100,12 @@ class _RecordingHook:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder: Recorder | None = recorder
-        self._slots: LateSlots | None = LateSlots(recorder.draft.ops)
+        self._slots = LateSlots(recorder.draft.ops)
         self._keep = on_one_stream(self._slots.keep)
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> Slot:
-        if self.recorder is None or self._slots is None:  # a thread that the block has started runs after its end
+        if self.recorder is None:  # a thread that the block has started runs after its end
             return keep(tensor)
         with self.recorder.watch.paused():
             if self.recorder.is_elsewhere():
@@ -116,11 +116,8 @@ class _RecordingHook:
 
     def close(self) -> tuple[list[LateSlot], Mapping[int, int]]:
         """As of `LateSlots`."""
-        assert self._slots is not None
-        found = self._slots.close()
-        self.recorder = self._slots = None
-        self._keep = keep
-        return found
+        self.recorder, self._keep = None, keep
+        return self._slots.close()
 
 
 _OF_TORCH_FUNC = "don't yet support saved tensor hooks"  # in torch's own message

@@ -47,5 +47,5 @@ class LateSlots:
         Of each discarded one the position, and how many operators had run by then. The forward has ended, and what the
         block has returned is alive.
         """
-        slots, self._slots = [slot() for slot in self._slots], []
+        slots, self._slots, self._ops = [slot() for slot in self._slots], [], ()
         return [slot or LateSlot(keep(torch.empty(0))) for slot in slots], self._discarded
