@@ -13,7 +13,7 @@ from ds_adacc import planner
 from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.graphs import is_graph
-from ds_adacc.python_state.python_reads import PythonReads
+from ds_adacc.python_state.places import PythonReads
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,6 @@ changed, the program is not used. The rules cited here are those of `record/`; R
 * `held_tensors`: tensors in a module's lists, dicts and objects, and inside its quantized weights.
 * `content`: what one Python object holds, or why that cannot be read; `libraries`: whether code is the user's own.
 * `calls_in_c`: functions in C that read or write data, or start threads; what of TorchScript does.
-* `places`: where functions read what is none of their arguments, and the marks of what is there.
-* `python_reads`: what was there when they read it. What a kernel in Python reads must not change before backward.
+* `places`: what functions read besides their arguments: where that is, what is there, and what was there when they read
+  it. What a kernel in Python reads must not change before backward.
 """

@@ -22,7 +22,7 @@ from torch.autograd.function import BackwardCFunction
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
 from ds_adacc.python_state.content import names_in
 from ds_adacc.python_state.libraries import TRUSTED, is_library, is_trusted
-from ds_adacc.python_state.python_reads import PythonReads
+from ds_adacc.python_state.places import PythonReads
 from ds_adacc.python_watch.callers import (
     COMPILED_CODE,
     calls_under_way,

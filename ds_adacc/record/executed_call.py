@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.python_reads import PythonReads
+from ds_adacc.python_state.places import PythonReads
 
 
 @dataclass

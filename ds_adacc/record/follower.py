@@ -16,7 +16,7 @@ from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import RecordedValue, Recording
 from ds_adacc.program.slots import keep, run_packed
-from ds_adacc.python_state.python_reads import PythonReads
+from ds_adacc.python_state.places import PythonReads
 from ds_adacc.python_watch.collector import uncollected
 from ds_adacc.python_watch.watch import Watch
 from ds_adacc.record.block_call import BlockCall

@@ -17,7 +17,7 @@ from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
 from ds_adacc.program.same_bits import all_same_bits, pieces
 from ds_adacc.program.schema import LIFTS, has_dynamic_shape, reveals_data, small_integers, written_tensors
-from ds_adacc.python_state.python_reads import PythonReads
+from ds_adacc.python_state.places import PythonReads
 from ds_adacc.record.executed_call import ExecutedCall
 from ds_adacc.record.known_tensors import require_plain
 from ds_adacc.record.naming.roles_inside import RolesInside

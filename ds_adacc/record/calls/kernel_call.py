@@ -14,7 +14,7 @@ from ds_adacc.program.dispatch_modes import BesideCompiled
 from ds_adacc.program.geometry import storage_of
 from ds_adacc.program.refusals import COLLECTIVE, refusal_of
 from ds_adacc.program.schema import LIFTS
-from ds_adacc.python_state.python_reads import PythonReads, places_of_kernels
+from ds_adacc.python_state.places import PythonReads, places_of_kernels
 from ds_adacc.record.known_tensors import Unrecordable, require_plain
 
 _NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
