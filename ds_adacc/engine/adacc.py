@@ -16,7 +16,6 @@ from ds_adacc.compact.compact import Compact
 from ds_adacc.runtime.find_blocks import beside, no_longer_in, none_ran
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import runs, runtimes_of
-from ds_adacc.steps.step_controller import StepController
 
 _RUN_WITHOUT = "run as without ds_adacc, outside of memory_budget. Change the model before its engine is made"
 _MANY_BACKWARDS = 20  # before the first step: some programs run a few passes for one step
@@ -40,6 +39,7 @@ class Adacc:
     ) -> None:
         self.config = runtime.config
         self.runtime = runtime
+        self.controller = runtime.controller  # divides the calls of the blocks into steps, and has the plan in force
         self.compact = compact
         self.blocks = dict(blocks or {})
         self.is_stepping = False
@@ -50,11 +50,6 @@ class Adacc:
         self._has_served = False
         self._backwards = 0  # before the first step
         self._has_stepped = False
-
-    @property
-    def controller(self) -> StepController:
-        """Divides the calls of the blocks into steps, and has the plan in force."""
-        return self.runtime.controller
 
     @property
     def planned_held_bytes(self) -> int | None:

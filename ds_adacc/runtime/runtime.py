@@ -14,7 +14,6 @@ from torch import nn
 
 from ds_adacc.config import UNBOUNDED, AdaccConfig
 from ds_adacc.execute.block import Block
-from ds_adacc.execute.block_registry import BlockRegistry
 from ds_adacc.execute.incoming import Incoming, PlainCall
 from ds_adacc.execute.variant import Variant
 from ds_adacc.log import get_logger
@@ -60,6 +59,7 @@ _OTHER_THREAD = "another thread runs a block at the same time"
 class Runtime:
     """Runs the calls of the blocks. Its `controller` divides them into steps.
 
+    `blocks`: those that have run so far. `agreement`: their block types, and the policies that ranks have agreed on.
     `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, the engine says when a step
     ends, and the rectifier runs if the section enables it.
     """
@@ -82,6 +82,8 @@ class Runtime:
             journal or Journal(None),
             has_engine,
         )
+        self.blocks = self.controller.blocks
+        self.agreement = self.controller.agreement
         self.calls = 0
         self.recordings = 0
         self._threads: list[int] = []  # that call a block now; the first of them runs it
@@ -99,16 +101,6 @@ class Runtime:
                 config.codecs,
                 "" if config.forces_compression else ', or set "max_gradient_error"',
             )
-
-    @property
-    def blocks(self) -> BlockRegistry:
-        """The blocks that have run so far."""
-        return self.controller.blocks
-
-    @property
-    def agreement(self) -> Agreement:
-        """The block types recorded so far, and the policies that the ranks have agreed on for them."""
-        return self.controller.agreement
 
     @property
     def is_inside(self) -> bool:
