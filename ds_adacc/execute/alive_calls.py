@@ -25,13 +25,13 @@ class AliveCall:
     In an observed step all slots of the call hold it; without hooks, the nodes of its output do.
     """
 
-    __slots__ = ("_count", "_forward")
+    __slots__ = ("_alive", "_digest", "_forward")
 
-    def __init__(self, forward: Forward, count: AliveCount) -> None:
+    def __init__(self, forward: Forward, alive: Counter[str], digest: str) -> None:
+        """`alive`: how many calls of each block type are, this one among them."""
         self._forward = forward
-        self._count: AliveCount | None = count
-        count.alive += 1
-        count.most = max(count.most, count.alive)
+        self._alive: Counter[str] | None = alive
+        self._digest = digest
 
     def note_backward(self) -> None:
         """Told by a slot: the call's backward has begun."""
@@ -49,34 +49,25 @@ class AliveCall:
         self._uncount()
 
     def _uncount(self) -> None:
-        if self._count is not None:
-            self._count.alive -= 1
-            self._count = None
+        if self._alive is not None:
+            self._alive[self._digest] -= 1
+            self._alive = None
 
 
 class AliveCalls:
     """Counts the calls that are alive, by block type."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, AliveCount] = {}
+        self._alive: Counter[str] = Counter()
+        self._most: Counter[str] = Counter()  # of them at once, since the pass before has ended
 
     def begin(self, digest: str, forward: Forward) -> AliveCall:
         """A call of this block type, which counts as long as the result is held."""
-        return AliveCall(forward, self._counts.setdefault(digest, AliveCount()))
+        self._alive[digest] += 1
+        self._most[digest] = max(self._most[digest], self._alive[digest])
+        return AliveCall(forward, self._alive, digest)
 
     def end_pass(self) -> Counter[str]:
         """The most calls of each block type that were alive at once since the pass before has ended."""
-        most = Counter({digest: count.most for digest, count in self._counts.items()})
-        self._counts = {digest: count for digest, count in self._counts.items() if count.alive}
-        for count in self._counts.values():
-            count.most = count.alive
+        most, self._most = self._most, +self._alive
         return most
-
-
-class AliveCount:
-    """How many calls are alive, and how many were at most."""
-
-    __slots__ = ("alive", "most")
-
-    def __init__(self) -> None:
-        self.alive = self.most = 0
