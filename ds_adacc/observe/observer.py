@@ -44,7 +44,13 @@ class Observer:
         `call`: what each of its slots is to hold. `times_forward`, `times_backward`: as of `CallMoments`.
         """
         assert variant.policy is not None  # it has been admitted
-        observed = ObservedCall(self, variant.digest, variant.policy, block, call)
+        observed = ObservedCall(self, variant.digest, variant.policy, call)
+        self._alive.add(observed)
+        if not self._backward:
+            observed.number = len(self._forward)
+            self._forward.append((variant.digest, block))
+        elif len(self._backward) < len(self._forward):
+            self._interleaved = True
         if self._profiler is not None:
             observed.moments = self._profiler.forward_begins(
                 variant.digest, variant.policy, times_forward, times_backward
@@ -104,14 +110,6 @@ class Observer:
         if self._profiler is not None:
             self._profiler.restart()
 
-    def opened(self, observed: ObservedCall) -> None:
-        self._alive.add(observed)
-        if not self._backward:
-            observed.number = len(self._forward)
-            self._forward.append((observed.digest, observed.block))
-        elif len(self._backward) < len(self._forward):
-            self._interleaved = True
-
     def backward_begins(self, observed: ObservedCall) -> None:
         """Note that a call's backward begins. At the first, count the bytes that holders hold, each storage once."""
         if observed.number is not None:
@@ -144,21 +142,16 @@ class ObservedCall:
     `number` is the position of the call in the forward; None if backward had begun before the call.
     """
 
-    __slots__ = (
-        *("__weakref__", "block", "call", "digest"),
-        *("has_begun", "moments", "number", "observer", "policy"),
-    )
+    __slots__ = ("__weakref__", "call", "digest", "has_begun", "moments", "number", "observer", "policy")
 
-    def __init__(self, observer: Observer, digest: str, policy: planner.Policy, block: Block, call: AliveCall) -> None:
+    def __init__(self, observer: Observer, digest: str, policy: planner.Policy, call: AliveCall) -> None:
         self.observer = observer
         self.digest = digest
         self.policy = policy
-        self.block = block
         self.call = call
         self.number: int | None = None
         self.has_begun = False
         self.moments: CallMoments | None = None
-        observer.opened(self)
 
     def begin_backward(self) -> None:
         if not self.has_begun:
