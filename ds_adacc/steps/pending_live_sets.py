@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ds_adacc.execute.block import Block
 from ds_adacc.plan.agreement import Agreement
@@ -19,17 +19,6 @@ from ds_adacc.steps.current_pass import CalledByType
 Known = TypeVar("Known")
 _PAUSE = 8  # steps from a plan to one for larger inputs: what many ranks meet in many steps is planned for at once
 _MOST_PLANNED = 1024  # live sets that are known to have a plan; each pair of input sizes is one
-
-
-class Waiting(NamedTuple):
-    """What waits for a plan on this rank, and why; "" if nothing does.
-
-    `corrections`: of the memory model, by block type, for that plan.
-    """
-
-    live_sets: Collection[LiveSet]
-    reason: str
-    corrections: Mapping[str, Correction]
 
 
 class PendingLiveSets:
@@ -170,10 +159,10 @@ class PendingLiveSets:
         """
         self._corrections = corrections or self._corrections
 
-    def take(self) -> Waiting:
-        """What waits for a plan. Afterwards nothing does."""
+    def take(self) -> tuple[Collection[LiveSet], str, Mapping[str, Correction]]:
+        """What waits for a plan, why, and the corrections for it. Afterwards nothing waits."""
         taken, self._reasons = self._reasons, {}
-        return Waiting(taken.keys(), next(iter(taken.values()), ""), self._corrections)
+        return taken.keys(), next(iter(taken.values()), ""), self._corrections
 
     def forget_corrections(self) -> None:
         """Forget the corrections, unless something waits for a plan that is to count them."""

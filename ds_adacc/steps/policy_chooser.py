@@ -47,14 +47,13 @@ class PolicyChooser:
         A policy is on trial if the block may not run it yet, and in a tracking step if it is lossy.
         """
         agreement = self._agreement
+        known = agreement.known_types[variant.digest]
         if variant.recording.repeats_collectives:
             # Not even in a step of trials may it depend on what this rank alone knows.
-            known = agreement.known_types[variant.digest]
             policy = agreement.repeated_policy(known.profile, block.name)
             self._binder.set_policy(variant, known, policy, InputPlacement())
             return
         origin, index = key = agreement.block_key(block, variant.digest)
-        known = agreement.known_types[variant.digest]
         policy, inputs = known.policy(index), agreement.placement(known)
         is_tried_again = step.is_tracking and agreement.is_lossy(block, variant.digest)
         is_permitted = known.plan is None or agreement.permits(variant.digest, index)

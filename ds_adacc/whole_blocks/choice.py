@@ -61,9 +61,8 @@ def planned_recording(
                 f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
                 f"checkpointing. But on this rank {reason}. Pass the generator to the block as an argument"
             )
-        return as_whole(recording, block.class_name, repeats_collectives=True, gathered=gathered), WholeCosts.of(
-            recording
-        )
+        whole = as_whole(recording, block.class_name, repeats_collectives=True, gathered=gathered)
+        return whole, WholeCosts.of(recording)
     if recording.data_read_at is None:
         return (recording, None) if repeats else _by_numbers(called, recording, agreement.inputs)
     costs = WholeCosts.of(recording)
