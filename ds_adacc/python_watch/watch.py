@@ -1,9 +1,6 @@
 """Watch Python's calls while a block is recorded: what global state they read, and numbers that nothing can guard.
 
-A guard needs a place where it can read a number again. The functions that run while the block is recorded show which
-globals and class attributes those are. Some numbers have no such place: those of Python's and NumPy's random
-generators, of the clock, of a file, of a caller's variables. And some of a tensor's data reach Python without the
-dispatcher.
+Those are of Python's and NumPy's random generators, of the clock, of a file, of a caller's variables.
 """
 
 from __future__ import annotations
