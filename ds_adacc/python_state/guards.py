@@ -102,7 +102,7 @@ def unreadable(marks: Any) -> str | None:
 
 
 def _each_in(marks: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each mark of these, or in a key that holds some, with its name."""
+    """The marks one by one, or those in a key that holds some, each with its name."""
     if isinstance(marks, dict):
         marks = tuple(marks.items())
     if not isinstance(marks, tuple):

@@ -1,4 +1,4 @@
-"""The places that functions read besides their arguments, names in Python modules and classes; what is, and was, there.
+"""What functions read besides their arguments: at which places, names in Python modules and classes, and what is there.
 
 For a kernel in Python all of it must be there again when it is replayed. Such kernels are the forward of an
 `autograd.Function`, and those of operators that are defined by `torch.library`.

@@ -87,7 +87,7 @@ class WholeCall:
         """No compiled graph runs in it."""
 
     def release(self) -> None:
-        """It keeps nothing until then."""
+        """It keeps nothing for a while."""
 
     def close(self) -> None:
         """Let go of everything at the end of the forward (Rule E5)."""
