@@ -131,16 +131,12 @@ class RuntimeRegistry:
 
     def unregister(self, runtime: Runtime) -> None:
         """Forget this runtime, whose engine could not be served."""
-        for reference, _ in self._of_engines:
-            if reference() is runtime:
-                self._forget(reference)
+        self._of_engines = [each for each in self._of_engines if each[0]() is not runtime]
 
     def unregister_model(self, model: nn.Module) -> None:
         """Forget the runtimes of the engines of this model."""
         own = set(model.modules())
-        for reference, modules in self._of_engines:
-            if modules and own.issuperset(modules):
-                self._forget(reference)
+        self._of_engines = [each for each in self._of_engines if not (each[1] and own.issuperset(each[1]))]
 
     def own_modules(self, model: nn.Module) -> list[nn.Module]:
         """The model's modules, but for those of an engine that trains others too: a critic may share an actor's."""
