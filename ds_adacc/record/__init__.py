@@ -65,9 +65,10 @@ R7. Data that Python reads.
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
     tensor on the host to compute with its numbers, once Python has read the seed of a random generator, once work has
     been handed to another thread, which may read whatever it likes, once an operator has raised an error, and, in a
-    block that handles errors, once torch has checked a matrix operation for them. A tensor that was made of Python's
-    numbers alone (`torch.tensor(1.25)`, and the capacity of experts that follows from it) holds no data: it may be
-    read. If the program still has it after the forward, a later call may read it as it is then, so it counts as data.
+    block that handles errors, once torch has checked a matrix operation, or data (`torch._check_tensor_all`), for them.
+    A tensor that was made of Python's numbers alone (`torch.tensor(1.25)`, and the capacity of experts that follows
+    from it) holds no data: it may be read. If the program still has it after the forward, a later call may read it as
+    it is then, so it counts as data.
 R8. Python's numbers.
     A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
     those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a
