@@ -107,6 +107,20 @@ def test_it_tells_why_no_more_is_recomputed():
     assert "pass it as an argument. To have the block recomputed as a whole, call it by" in str(caught.value)
 
 
+def test_it_names_no_budget_above_the_peak_without_checkpointing():
+    """The solver counts in larger units than bytes, and rounds up."""
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), has_engine=True)
+    model = Model(lambda: ReadsData(WIDTH, 4, 0.0))
+    model.leaf, model.weight = model.leaf.detach()[:, :251].requires_grad_(), model.weight[:, :251]
+    model.step(runtime.checkpoint)
+    with pytest.raises(BudgetTooSmall) as caught:
+        Adacc(runtime).end_step()
+    assert '"memory_budget": 1.0.' in str(caught.value)
+    fits = Runtime(load({"adacc": {"codecs": "none", "memory_budget": caught.value.smallest}}), has_engine=True)
+    model.step(fits.checkpoint)
+    Adacc(fits).end_step()
+
+
 def test_a_reason_that_many_blocks_share_is_told_once():
     class Layer(ReadsData):
         def __init__(self, parts):
