@@ -41,15 +41,13 @@ def explained(
     `recordings` are by block type; those of other ranks' block types are not known here.
     """
     problems = [request.problem(names) for names in request.live_sets]
-    smallest = min(refusal.smallest, without)  # the solver rounds up; what retains all fits exactly
-    refusal = planner.InfeasibleBudget(refusal.budget, smallest, refusal.proven, refusal.hint)
     words = "smallest budget that fits" if refusal.proven else "smallest budget found to fit"
     if any(map(_awaits_trial, problems)):
         words += ", if its lossy choices keep adacc.max_gradient_error when they are tried,"
     lines = [
         f"{asked}: this is too small for the blocks' activations, which take {planner.human_bytes(without)} without "
         "checkpointing.",
-        f"The {words} is {planner.human_bytes(smallest)}: {as_key(smallest, without)}{refusal.hint}.",
+        f"The {words} is {planner.human_bytes(refusal.smallest)}: {as_key(refusal.smallest, without)}{refusal.hint}.",
         "These are for the batches of this step. A smaller micro-batch needs less. Larger batches need more: a "
         "fraction grows with them, but longer inputs may need a larger fraction too.",
     ]
