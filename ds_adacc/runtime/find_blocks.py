@@ -102,6 +102,13 @@ def layers_around(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.Mod
     return {name: layer for name, layer in layers if any(block.startswith(f"{name}.") for block in blocks)}
 
 
+def lone_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that are alone in a list: the model may run each again and again, as ALBERT does."""
+    lists = ((name, module) for name, module in model.named_modules() if isinstance(module, _CONTAINERS))
+    alone = (entries[0] for entries in (list(_entries(*each)) for each in lists) if len(entries) == 1)
+    return _outermost({name: module for name, module in alone if _is_layer(module)})
+
+
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     groups: list[dict[str, nn.Module]] = []  # layers of one class in one container
     for name, module in model.named_modules():
