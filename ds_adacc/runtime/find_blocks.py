@@ -148,9 +148,9 @@ def _has_forward(module: nn.Module) -> bool:
 def _is_layer(module: nn.Module) -> bool:
     """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks.
 
-    Lengths in a shape of ones are no matrix: a convolution under `weight_norm` keeps one for each of its channels.
+    One number for each channel is no matrix, though a convolution under `weight_norm` keeps these in three dimensions.
     """
-    return sum(sum(length > 1 for length in shape) >= 2 for shape in _shapes(module)) >= 2
+    return sum(math.prod(shape[1:]) > 1 for shape in _shapes(module)) >= 2
 
 
 def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:
