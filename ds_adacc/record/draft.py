@@ -13,7 +13,16 @@ from ds_adacc.program.geometry import Geometry, storage_of, why_not_plain
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
-from ds_adacc.program.refusals import COMPILED, STATISTICS, TAINTED, UNINITIALISED, UNSEEN, refusal_of
+from ds_adacc.program.refusals import (
+    COMPILED,
+    OF_TORCH,
+    STATISTICS,
+    TAINTED,
+    UNINITIALISED,
+    UNSEEN,
+    WRITTEN,
+    refusal_of,
+)
 from ds_adacc.program.schema import MASKS, by_look, updated_statistics, written_values
 from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
@@ -140,18 +149,25 @@ class Draft:
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
-        rewritten: list[int] = []
+        rewritten, parameters = list[int](), list[int]()
         for tensor in ran.written:
-            rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+            known = self.known.find(tensor) if getattr(ran.func, "namespace", None) in OF_TORCH else None
+            if isinstance(known, ParameterRef):
+                parameters.append(known.index)
+            else:
+                rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        self._changed.written.update(parameters)
         if refusal_of(ran.func) == STATISTICS:
             self.known.accept_changes(ran.given)
             self._changed.statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
-        if not rewritten and all(value is None for value in made):
+        if not (rewritten or parameters) and all(value is None for value in made):
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self._ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
+        if parameters:
+            op = replace(op, refusal=WRITTEN)
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:

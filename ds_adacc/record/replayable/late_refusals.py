@@ -9,7 +9,7 @@ import torch
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import MOVED, PARAMETRIZED, STATISTICS
+from ds_adacc.program.refusals import MOVED, PARAMETRIZED, STATISTICS, WRITTEN
 from ds_adacc.record.known_tensors import KnownTensors
 
 
@@ -17,18 +17,20 @@ class ChangedState:
     """Buffers and parameters whose versions do not tell what the forward does to them (Rule R6).
 
     `statistics`: the buffers that batch norms have updated. `parametrized`: the parameters that were given the memory
-    that they had, by index.
+    that they had, by index. `written`: those to which an operator writes, likewise.
     """
 
     def __init__(self) -> None:
         self.statistics: list[torch.Tensor] = []
         self.parametrized: set[int] = set()
+        self.written: set[int] = set()
 
     def readers(self, ops: Sequence[RecordedOp], known: KnownTensors) -> dict[int, str]:
         """The operators that read any of these, or a parameter that was moved: each with why it is not replayed."""
         statistics = {index for tensor in self.statistics for index in known.in_storage(tensor)}
         readers = {op.index: STATISTICS for op in ops if statistics.intersection(op.needs)}
         readers |= {op.index: PARAMETRIZED for op in ops if _reads(op, self.parametrized)}
+        readers |= {op.index: WRITTEN for op in ops if _reads(op, self.written)}
         moved = known.moved()
         return readers | {op.index: MOVED for op in ops if _reads(op, moved)}
 
