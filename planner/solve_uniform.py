@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import mip
 
-from ds_adacc.planner.baselines import free_of_cost
+from ds_adacc.planner.baselines import free_of_cost, peak_without
 from ds_adacc.planner.greedy import greedy
 from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
 from ds_adacc.planner.milp_choices import in_quanta
@@ -84,7 +84,7 @@ def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
         raise InfeasibleBudget(budget, leanest(problem).peak, proven=False) from None
     solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
-        raise InfeasibleBudget(budget, program.peak_bytes(), bool(optimal))
+        raise InfeasibleBudget(budget, min(program.peak_bytes(), peak_without(problem)), bool(optimal))
     return solution
 
 

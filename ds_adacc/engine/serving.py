@@ -26,7 +26,7 @@ from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal
 from ds_adacc.runtime.compiled_blocks import refuse_compiled
-from ds_adacc.runtime.find_blocks import find_blocks, layers_around
+from ds_adacc.runtime.find_blocks import find_blocks, layers_around, lone_layers
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import is_wrapped, unwrap_blocks, wrap_blocks
 
@@ -85,7 +85,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module)
     log = runtime.agreement.log
-    log.info("%s", _summary(blocks, layers_around(engine.module, blocks)))
+    log.info("%s", _summary(engine.module, blocks))
     if blocks:
         log.info("the first step records and measures the blocks: it takes much longer than later steps")
 
@@ -124,13 +124,14 @@ def _give_back_as_now(engine: Any, in_training: dict[int, nn.Module]) -> None:
         engine._orig_fwds[place] = module.forward
 
 
-def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:
-    """What the log says of the blocks found. `around`: repeated layers that have blocks inside."""
+def _summary(model: nn.Module, blocks: dict[str, nn.Module]) -> str:
+    """What the log says of the blocks found."""
     if not blocks:
+        alone = _classes(lone_layers(model))
         return (
             '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
             "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers "
-            "in adacc.blocks"
+            f"in adacc.blocks{alone and f'. Layers alone in their lists, which the model may run repeatedly: {alone}'}"
         )
     names = [name or "the whole model" for name in blocks]
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
@@ -140,6 +141,7 @@ def _summary(blocks: dict[str, nn.Module], around: dict[str, nn.Module]) -> str:
             ". A block that is the whole model saves next to nothing by recomputing: list the class names of its "
             "layers instead"
         )
+    around = layers_around(model, blocks)  # with blocks inside
     if around:
         text += (
             f'. They lie within the repeated layers that "auto" takes ({_classes(around)}). What these save outside of '

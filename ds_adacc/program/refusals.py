@@ -24,6 +24,7 @@ REPLACED = "gives a tensor other memory"  # as it was in the recorded call
 # As torch.nn.utils.parametrize does at each registration. It counts as a write, so no version tells of real ones.
 PARAMETRIZED = "reads a parameter that is parametrized anew in each call"
 MOVED = "reads a parameter that the forward gives other data"  # as by `weight.data = ...`, which nothing tells of
+WRITTEN = "reads or writes a parameter to which the forward writes"  # as by `weight.data.clamp_(...)`
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 
 OF_TORCH = ("aten", "prims")  # the namespaces of torch's own operators

@@ -59,15 +59,17 @@ R6. What is never replayed.
     call. A batch norm in training updates running statistics and does not say so; it reads the batch alone, so it is
     replayed without them. What else reads them is not: no version counts these writes. Nor is what reads a parameter
     that is given its own memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes.
-    Nor is what reads a parameter that the forward gives other data (`.data = ...`): a replay would read the new ones.
+    Nor is what reads a parameter that the forward gives other data (`.data = ...`), or writes to (`.data.clamp_(...)`):
+    a replay would read the new ones.
 R7. Data that Python reads.
     What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
     tensor on the host to compute with its numbers, once Python has read the seed of a random generator, once work has
     been handed to another thread, which may read whatever it likes, once an operator has raised an error, and, in a
-    block that handles errors, once torch has checked a matrix operation for them. A tensor that was made of Python's
-    numbers alone (`torch.tensor(1.25)`, and the capacity of experts that follows from it) holds no data: it may be
-    read. If the program still has it after the forward, a later call may read it as it is then, so it counts as data.
+    block that handles errors, once torch has checked a matrix operation, or data (`torch._check_tensor_all`), for them.
+    A tensor that was made of Python's numbers alone (`torch.tensor(1.25)`, and the capacity of experts that follows
+    from it) holds no data: it may be read. If the program still has it after the forward, a later call may read it as
+    it is then, so it counts as data.
 R8. Python's numbers.
     A Python number is a constant of the recorded program, so it is guarded: those in the arguments by the signature,
     those that the callable can reach by its guards. A replay with an old number gives wrong gradients without a

@@ -13,7 +13,17 @@ from ds_adacc.program.geometry import Geometry, storage_of, why_not_plain
 from ds_adacc.program.parameters import Parameters
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
-from ds_adacc.program.refusals import COMPILED, STATISTICS, TAINTED, UNINITIALISED, UNSEEN, refusal_of
+from ds_adacc.program.refusals import (
+    COMPILED,
+    OF_TORCH,
+    PARAMETRIZED,
+    STATISTICS,
+    TAINTED,
+    UNINITIALISED,
+    UNSEEN,
+    WRITTEN,
+    refusal_of,
+)
 from ds_adacc.program.schema import MASKS, by_look, updated_statistics, written_values
 from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
@@ -57,7 +67,7 @@ class Draft:
         self._remarks: dict[str, None] = {}
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
-        self._parametrized: set[int] = set()  # the parameters that were given the memory that they had
+        self._changed: dict[int, str] = {}  # by parameter that the forward changes: why its readers are not replayed
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self.ops, self.known.parameters)
@@ -88,14 +98,14 @@ class Draft:
             numbers_read_after=self.taint.numbers_read_after,
         )
         doubtful = extra_refusals(recording, self.taint.first_doubtful, self._masks)
-        changed = readers_of_changed(self.ops, known, self._statistics, self._parametrized)
+        changed = readers_of_changed(self.ops, known, self._statistics, self._changed)
         return recording.refuse({**doubtful, **changed, **self.draws.refusals()})
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
         """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
         found = self.known.find(tensor)
         if isinstance(found, ParameterRef):
-            self._parametrized.add(found.index)
+            self._changed.setdefault(found.index, PARAMETRIZED)
         return isinstance(found, ParameterRef)
 
     def note_number(self, tensor: torch.Tensor, is_doubtful: bool) -> None:
@@ -127,18 +137,25 @@ class Draft:
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
-        rewritten: list[int] = []
+        rewritten, parameters = list[int](), list[int]()
         for tensor in ran.written:
-            rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+            known = self.known.find(tensor) if getattr(ran.func, "namespace", None) in OF_TORCH else None
+            if isinstance(known, ParameterRef):
+                parameters.append(known.index)
+            else:
+                rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
+        self._changed.update(dict.fromkeys(parameters, WRITTEN))
         if refusal_of(ran.func) == STATISTICS:
             self.known.accept_changes(ran.given)
             self._statistics += updated_statistics(ran.func, ran.given[0])
         given = {storage_of(tensor) for tensor in tensors_in(ran.given)}
         made = [self._made(ran, op, output, dynamic, given) for output in range(len(ran.outputs))]
-        if not rewritten and all(value is None for value in made):
+        if not (rewritten or parameters) and all(value is None for value in made):
             return None  # Rule R3: a view, which its geometry describes, or only Python numbers
         for base in bases.values():
             self.ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
+        if parameters:
+            op = replace(op, refusal=WRITTEN)
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:

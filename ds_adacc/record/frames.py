@@ -9,11 +9,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
 # The instructions with which `except`, `finally` and `with` begin to handle an error. The last two are those of 3.10.
 _HANDLERS = frozenset({"PUSH_EXC_INFO", "SETUP_FINALLY", "SETUP_WITH"})
+_CHECK = torch._check_tensor_all_with.__code__
 
 
 def run_recorded(call: BlockCall) -> Any:
@@ -50,6 +53,11 @@ def renew_copied_variables() -> None:
 def may_catch_errors() -> bool:
     """Whether code of the block under way catches errors: what runs next may tell whether there was one."""
     return any(_catches(frame.f_code) for frame in frames_of_block() if not _is_not_the_users(frame))
+
+
+def checks_for_error() -> bool:
+    """Whether torch checks data for the block, and only raises an error if they fail (`torch._check_tensor_all`)."""
+    return any(frame.f_code is _CHECK for frame in frames_of_block())
 
 
 @functools.lru_cache(4096)

@@ -102,6 +102,13 @@ def layers_around(model: nn.Module, blocks: Collection[str]) -> dict[str, nn.Mod
     return {name: layer for name, layer in layers if any(block.startswith(f"{name}.") for block in blocks)}
 
 
+def lone_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that are alone in a list: the model may run each again and again, as ALBERT does."""
+    lists = ((name, module) for name, module in model.named_modules() if isinstance(module, _CONTAINERS))
+    alone = (entries[0] for entries in (list(_entries(*each)) for each in lists) if len(entries) == 1)
+    return _outermost({name: module for name, module in alone if _is_layer(module)})
+
+
 def _repeated(model: nn.Module, containers: tuple[type[nn.Module], ...]) -> dict[str, nn.Module]:
     groups: list[dict[str, nn.Module]] = []  # layers of one class in one container
     for name, module in model.named_modules():
@@ -139,8 +146,11 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks."""
-    return sum(len(shape) >= 2 for shape in _shapes(module)) >= 2
+    """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks.
+
+    One number for each channel is no matrix, though a convolution under `weight_norm` keeps these in three dimensions.
+    """
+    return sum(math.prod(shape[1:]) > 1 for shape in _shapes(module)) >= 2
 
 
 def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:

@@ -16,12 +16,13 @@ from ds_adacc.program.geometry import Geometry
 from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import RecordedOp, WholeBlock
 from ds_adacc.program.recording import Position, RecordedValue, Recording
-from ds_adacc.program.refusals import COLLECTIVE, REPLACED, STATISTICS, TAINTED, UNSEEN
+from ds_adacc.program.refusals import COLLECTIVE, REPLACED, STATISTICS, TAINTED, UNSEEN, WRITTEN
 
 _EFFECTS = {
     STATISTICS: "it updates or reads running statistics",
     UNSEEN: "a kernel writes where PyTorch does not see it",
     REPLACED: "it gives a tensor other memory",
+    WRITTEN: "it writes to a parameter",
 }
 
 

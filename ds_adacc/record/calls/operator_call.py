@@ -21,7 +21,7 @@ from ds_adacc.program.schema import (
 from ds_adacc.record.calls.kernel_call import KernelCall
 from ds_adacc.record.draft import Draft
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.frames import may_catch_errors
+from ds_adacc.record.frames import checks_for_error, may_catch_errors
 
 
 class OperatorCall:
@@ -50,7 +50,9 @@ class OperatorCall:
             refusal = refusal or of_kernel
             self._draft.remark(f"{self._func}: never replayed: {refusal}")
         is_read = not self._draft.taint.is_there and reveals_data(self._func, self._given, outputs)
-        if is_read or (self._func is CHECK_ERRORS and may_catch_errors()):
+        if self._func is CHECK_ERRORS or (is_read and checks_for_error()):
+            is_read = may_catch_errors()
+        if is_read:
             self._draft.note_read([*tensors_in(self._given)])
         args, kwargs = self._encoded
         return ExecutedCall(

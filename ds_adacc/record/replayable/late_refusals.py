@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import MOVED, PARAMETRIZED, STATISTICS
+from ds_adacc.program.refusals import MOVED, STATISTICS
 from ds_adacc.record.known_tensors import KnownTensors
 
 
 def readers_of_changed(
-    ops: Sequence[RecordedOp],
-    known: KnownTensors,
-    statistics: Iterable[torch.Tensor],
-    parametrized: Collection[int],
+    ops: Sequence[RecordedOp], known: KnownTensors, statistics: Iterable[torch.Tensor], parameters: Mapping[int, str]
 ) -> dict[int, str]:
     """The operators that read what changes in forward though no version tells so: each with why it is not replayed.
 
-    Rule R6. `statistics`: the buffers that batch norms have updated. `parametrized`: the parameters that were given the
-    memory that they had, by index.
+    Rule R6. `statistics`: the buffers that batch norms have updated. `parameters`: of those that the forward changes,
+    or seems to, why what reads them is not replayed, by index.
     """
     updated = {index for tensor in statistics for index in known.in_storage(tensor)}
-    moved = known.moved()
+    changed = {**parameters, **dict.fromkeys(known.moved(), MOVED)}
+    read = ((op, ref.index) for op in ops for ref in op.sources if type(ref) is ParameterRef)
     readers = {op.index: STATISTICS for op in ops if updated.intersection(op.needs)}
-    readers |= {op.index: PARAMETRIZED for op in ops if _reads(op, parametrized)}
-    return readers | {op.index: MOVED for op in ops if _reads(op, moved)}
-
-
-def _reads(op: RecordedOp, parameters: Collection[int]) -> bool:
-    return any(type(ref) is ParameterRef and ref.index in parameters for ref in op.sources)
+    return readers | {op.index: changed[parameter] for op, parameter in read if parameter in changed}
 
 
 def extra_refusals(recording: Recording, first_doubtful: int | None, masks: Collection[int]) -> dict[int, str]:

@@ -13,8 +13,7 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import IN_PLACE, OF_TORCH, TAINTED
 from ds_adacc.record.executed_call import ExecutedCall
 
-_FROM_NOTHING = {f"aten.{name}.default" for name in ("arange", "full", "ones", "zeros", "scalar_tensor", "eye")}
-_FROM_NOTHING |= {"aten.arange.start", "aten.arange.start_step", "aten.linspace.default"}
+_FROM_FILE = "aten.from_file.default"  # the one operator of torch that reads something but tensors and numbers
 
 
 def is_number(tensor: torch.Tensor) -> bool:
@@ -72,7 +71,7 @@ class MadeOfNumbers:
         is_of_torch = getattr(op.func, "namespace", None) in OF_TORCH
         if not (is_of_torch and op.replayable and op.draw is None and not op.written):
             return
-        if all(map(self._includes, references)) and (references or op.name in _FROM_NOTHING):
+        if all(map(self._includes, references)) and op.name != _FROM_FILE:
             for index in (index for index in op.outputs if index is not None):
                 self._made_by[index] = op.index
                 self._from[index] = frozenset((index,)).union(*(self._from[ref.index] for ref in references))

@@ -5,6 +5,7 @@ import inspect
 import deepspeed
 import pytest
 import torch
+import transformers
 import zoo
 from deepspeed.utils import z3_leaf_module
 from fake_engine import Engine
@@ -22,7 +23,7 @@ from ds_adacc.planner import InfeasibleBudget
 from ds_adacc.planner.solution import evaluate_uniform
 from ds_adacc.profile import codec_maker
 from ds_adacc.report.journal import Journal, read
-from ds_adacc.runtime.find_blocks import find_blocks, layers_around
+from ds_adacc.runtime.find_blocks import find_blocks
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import wrap_blocks
 
@@ -99,8 +100,7 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
 
 
 def summary(model, wanted):
-    blocks = find_blocks(model, wanted)
-    return serving._summary(blocks, layers_around(model, blocks))
+    return serving._summary(model, find_blocks(model, wanted))
 
 
 def test_the_blocks_found_are_told():
@@ -113,6 +113,10 @@ def test_the_blocks_found_are_told():
         '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
         "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers in "
         "adacc.blocks"
+    )
+    albert = transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=1))
+    assert summary(albert, "auto").endswith(
+        "in adacc.blocks. Layers alone in their lists, which the model may run repeatedly: AlbertLayerGroup"
     )
     assert summary(model, ("LayerNorm",)) == (
         '6 blocks found: 0.ln1 to 2.ln2 (LayerNorm). They lie within the repeated layers that "auto" takes (GPTBlock). '

@@ -18,6 +18,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc, _end_in_silence
 from ds_adacc.plan.budget_error import BudgetTooSmall, fraction
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
 
 
 def refused(budget, dropout=0.1, layers=6, **section):
@@ -104,6 +105,41 @@ def test_it_tells_why_no_more_is_recomputed():
     why = f" Why no more of ReadsData is recomputed: test_budget_error.py:{line} (forward) reads data into Python"
     assert str(caught.value).count(why) == 1
     assert "pass it as an argument. To have the block recomputed as a whole, call it by" in str(caught.value)
+
+
+def test_it_names_no_budget_above_the_peak_without_checkpointing():
+    """The solver counts in larger units than bytes, and rounds up."""
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), has_engine=True)
+    model = Model(lambda: ReadsData(WIDTH, 4, 0.0))
+    model.leaf, model.weight = model.leaf.detach()[:, :251].requires_grad_(), model.weight[:, :251]
+    model.step(runtime.checkpoint)
+    with pytest.raises(BudgetTooSmall) as caught:
+        Adacc(runtime).end_step()
+    assert '"memory_budget": 1.0.' in str(caught.value)
+    fits = Runtime(load({"adacc": {"codecs": "none", "memory_budget": caught.value.smallest}}), has_engine=True)
+    model.step(fits.checkpoint)
+    Adacc(fits).end_step()
+
+
+def test_a_reason_that_many_blocks_share_is_told_once():
+    class Layer(ReadsData):
+        def __init__(self, parts):
+            super().__init__(WIDTH, 4, 0.0)
+            self.parts = parts
+
+        def forward(self, x):
+            return torch.cat([part * 2.0 for part in super().forward(x).chunk(self.parts)])
+
+    runtime = Runtime(load({"adacc": {"codecs": "none", "memory_budget": "1KiB"}}), has_engine=True)
+    parts = iter([1, 2, 4])  # so each is a block type of its own
+    model = Model(lambda: Layer(next(parts)), layers=3)
+    wrap_blocks({f"layers.{number}": block for number, block in enumerate(model.blocks)}, runtime)
+    model.step(lambda block, x: block(x))
+    with pytest.raises(BudgetTooSmall) as caught:
+        Adacc(runtime).end_step()
+    assert str(caught.value).count("Why no more of ") == 1
+    names = str(caught.value).partition("Why no more of ")[2].partition(" is recomputed: test_budget_error.py:")[0]
+    assert sorted(names.split(", ")) == ["layers.0 (Layer)", "layers.1 (Layer)", "layers.2 (Layer)"]
 
 
 class Draws(zoo.GPTBlock):

@@ -88,6 +88,14 @@ def test_compiled_modules_are_of_the_classes_that_were_compiled():
     assert list(find_blocks(model, "auto")) == ["0", "1"]
 
 
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_a_convolution_under_weight_norm_has_one_matrix(norm):
+    """As in EnCodec and HiFi-GAN."""
+    layers = [nn.Sequential(norm(nn.Conv1d(4, 4, 3)), nn.ELU(), norm(nn.Conv1d(4, 4, 1))) for _ in range(2)]
+    model = nn.Sequential(*layers, norm(nn.Conv1d(4, 4, 3)), norm(nn.Conv1d(4, 4, 3)))
+    assert list(find_blocks(model, "auto")) == ["0", "1"]
+
+
 def test_auto_takes_a_layer_that_is_an_attribute_too():
     model = nn.Module()
     model.first = zoo.BertBlock()

@@ -102,6 +102,8 @@ OF_NUMBERS = {
     "new_tensor": lambda x: x.new_tensor(1.5),
     "a sum": lambda x: torch.arange(len(x)).sum() + torch.ones(3).sum(),
     "a minimum": lambda x: min(torch.tensor(1.5), torch.tensor(2.0)),
+    "a quotient of two numbers": lambda x: torch.div(len(x), 3, rounding_mode="trunc"),
+    "a logarithmic space": lambda x: torch.logspace(0, 1, 4).sum(),
 }
 
 
