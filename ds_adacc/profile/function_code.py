@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.content import SCALARS, TRUSTED, global_names, is_library
+from ds_adacc.python_state.codes import global_names
+from ds_adacc.python_state.content import SCALARS, TRUSTED, is_library
 
 _METHODS = ("forward", "setup_context", "backward")
 

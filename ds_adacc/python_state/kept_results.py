@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity, is_library
+from ds_adacc.python_state.codes import global_names, imports
+from ds_adacc.python_state.content import SCALARS, is_known_by_identity, is_library
 from ds_adacc.python_state.function_marks import mark_of_function
 
 _MOST_RESULTS = 32  # to look at all of them at every call takes long

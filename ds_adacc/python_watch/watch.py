@@ -20,7 +20,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted, names_in
+from ds_adacc.python_state.codes import names_in
+from ds_adacc.python_state.content import TRUSTED, is_library, is_trusted
 from ds_adacc.python_state.places import Reads
 from ds_adacc.python_watch.callers import (
     COMPILED_CODE,

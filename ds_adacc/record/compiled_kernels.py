@@ -38,21 +38,21 @@ class CompiledCode:
 
     def __init__(self) -> None:
         self.began_at: int | None = None
-        self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
+        self._codes_of_graphs: dict[int, CodeType] = {}  # Dynamo's, each with the graph that it has run
 
     def note_graph(self, position: int) -> None:
         """Note that a graph begins, before the saved tensor number `position`."""
         self._begin(position)
         code = code_of_graph()
         if code is not None:
-            self._codes_of_graphs.add(code)
+            self._codes_of_graphs[id(code)] = code  # which may hold what has no hash
 
     def runs_unknown(self, position: int) -> bool:
         """Whether such code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
         if not in_compiled_code():
             return False
         self._begin(position)
-        return code_beside_graphs() not in self._codes_of_graphs
+        return id(code_beside_graphs()) not in self._codes_of_graphs
 
     def _begin(self, position: int) -> None:
         if self.began_at is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from ds_adacc.python_state.codes import kept_by_code
 from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
@@ -52,7 +52,7 @@ def may_catch_errors() -> bool:
     return any(_catches(frame.f_code) for frame in frames_of_block() if not _is_not_the_users(frame))
 
 
-@functools.lru_cache(4096)
+@kept_by_code
 def _catches(code: CodeType) -> bool:
     return any(each.opname in _HANDLERS for each in dis.get_instructions(code))
 
