@@ -130,9 +130,15 @@ def is_known_by_identity(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return is_library(value.__globals__.get("__name__"))
     if type(value) is types.BuiltinFunctionType:
-        return isinstance(value.__self__, types.ModuleType | type | None)
+        owner = value.__self__
+        return isinstance(owner, types.ModuleType | type | None) or is_pybinds(owner)
     package = type(value).__module__.partition(".")[0]
     return package in _BY_IDENTITY or (package in _WITHOUT_NUMBERS and not _is_visible(type(value)))
+
+
+def is_pybinds(owner: Any) -> bool:
+    """Whether it is pybind11's record of a function that it has bound, or a capsule with that: the function's owner."""
+    return type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
 
 
 def items_of(value: Any) -> Items | None:
