@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.recorded_op import RecordedOp
+from ds_adacc.program.refusals import UNINITIALISED
 from ds_adacc.program.replay import replay
 from ds_adacc.program.same_bits import same_bits
 from ds_adacc.record.replayable.uninitialised import PATTERNS, Filled, differs_only_where_unwritten, shows_pattern
@@ -25,14 +26,10 @@ def difference(op: RecordedOp, tensors: RecordedTensors, parameters: Sequence[to
         return replay(op, tensors.__getitem__, parameters)
 
     try:
-        if op.is_aten:
+        if op.is_aten and not any(part.refusal == UNINITIALISED for part in op.parts):
             agrees = all(map(_same, made, replays()))
         else:  # Rule R15
-            with Filled(PATTERNS[0]):
-                first = replays()
-            doubtful = [index for index, *pair in zip(op.outputs, made, first, strict=False) if not _is_whole(*pair)]
-            tensors.partly_written.update(index for index in doubtful if index is not None)
-            agrees = not doubtful or _agrees_where_written(made, first, replays)
+            agrees = _agrees_on_filled(op, made, replays, tensors)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -44,14 +41,21 @@ def _same(made: torch.Tensor | None, output: Any) -> bool:
     return made is None or same_bits(output, made)
 
 
-def _is_whole(made: torch.Tensor | None, output: Any) -> bool:
-    """Whether all of the tensor was written, as a replay on filled memory shows."""
-    return made is None or (same_bits(output, made) and not shows_pattern(made))
-
-
-def _agrees_where_written(
-    made: Sequence[torch.Tensor | None], first: Sequence[Any], replays: Callable[[], Sequence[Any]]
+def _agrees_on_filled(
+    op: RecordedOp,
+    made: Sequence[torch.Tensor | None],
+    replays: Callable[[], Sequence[Any]],
+    tensors: RecordedTensors,
 ) -> bool:
+    """Whether a replay gives the same, but in memory that a kernel of others than torch does not write."""
+    with Filled(PATTERNS[0]):
+        first = replays()
+    if all(map(_same, made, first)) and not any(shows_pattern(each) for each in made if each is not None):
+        return True
     with Filled(PATTERNS[1]):
-        outputs = zip(made, zip(first, replays(), strict=False), strict=False)
-    return all(real is None or differs_only_where_unwritten(real, filled) for real, filled in outputs)
+        found = [*zip(op.outputs, made, zip(first, replays(), strict=False), strict=False)]
+    partly = [index for index, real, filled in found if index is not None and not all(_same(real, f) for f in filled)]
+    tensors.partly_written.update(partly)
+    if op.is_aten:
+        return not partly
+    return all(real is None or differs_only_where_unwritten(real, filled) for _, real, filled in found)
