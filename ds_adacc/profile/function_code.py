@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.content import SCALARS, global_names
+from ds_adacc.python_state.codes import global_names
+from ds_adacc.python_state.content import SCALARS
 from ds_adacc.python_state.libraries import TRUSTED, is_library
 
 _METHODS = ("forward", "setup_context", "backward")

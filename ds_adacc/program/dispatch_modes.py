@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,11 @@ import torch
 from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.libraries import is_library
+
+_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+_BELOW_PYTHON = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
 
 
 class BesideCompiled(TorchDispatchMode):
@@ -28,6 +34,17 @@ class BesideCompiled(TorchDispatchMode):
     def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operator is called. Returns what the caller gets."""
         return func(*args, **kwargs)
+
+    def into_kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operator returns. It goes to its kernel at once: this mode is told of what that calls in turn.
+
+        It is not looked into if it has no such kernel, as one of higher order, or is given no tensor.
+        """
+        keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors_in((args, kwargs))), _NO_KEYS)
+        if keys == _NO_KEYS or not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        with self:
+            return func.redispatch(keys & _BELOW_PYTHON, *args, **kwargs)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

@@ -13,6 +13,7 @@ changed, the program is not used. The rules cited here are those of `record/`; R
   has put on a block, told from the user's own.
 * `kept_results`: whether a function has answered with what it had computed before, which no guard can read.
 * `held_tensors`: tensors in a module's lists, dicts and objects, and inside its quantized weights.
+* `codes`: what stands in a function's code.
 * `content`: what one Python object holds, or why that cannot be read; `libraries`: whether code is the user's own.
 * `calls_in_c`: functions in C that read or write data, or start threads; what of TorchScript does.
 * `places`: what functions read besides their arguments: where that is, what is there, and what was there when they read

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.python_state.content import SCALARS, contents_of, global_names, is_known_by_identity, items_of
+from ds_adacc.python_state.codes import global_names
+from ds_adacc.python_state.content import SCALARS, contents_of, is_known_by_identity, items_of
 from ds_adacc.python_state.guards import LONGEST, Guards, guarded, snapshot
 from ds_adacc.python_state.held_tensors import Path, held_tensors
 from ds_adacc.python_state.reading import Reading, UnreadableModule, read

@@ -5,19 +5,16 @@ from __future__ import annotations
 import collections
 import ctypes
 import decimal
-import dis
 import enum
 import functools
 import logging
 import numbers
-import re
 import threading
 import types
 import weakref
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -50,7 +47,6 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_ab
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far; an
 # annotation, as `typing` makes them, refers to other annotations.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
-_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")  # instructions of Python
 
 Items = list[tuple[Any, Any]]
 
@@ -84,30 +80,6 @@ def is_same_number(value: Any, number: Any) -> bool:
     return value is number or (type(value) is type(number) and mark_of_number(value) == mark_of_number(number))
 
 
-@functools.lru_cache(4096)  # a function's code does not change, and a function that is a block is asked at each call
-def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that the code reads or sets as globals, in order. Other names in it are of attributes."""
-    instructions = dis.get_instructions(code)
-    return tuple(dict.fromkeys(each.argval for each in instructions if each.opname in _OF_GLOBALS))
-
-
-@functools.lru_cache(4096)
-def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names in the code, and its texts: those of a pattern in `match` are in a tuple. A format holds names too."""
-    constants = chain.from_iterable(each if type(each) is tuple else (each,) for each in code.co_consts)
-    texts = [each for each in constants if type(each) is str]
-    in_formats = chain.from_iterable(re.findall(r"\w+", text) for text in texts if "{" in text)
-    return frozenset((*code.co_names, *texts, *in_formats))
-
-
-@functools.lru_cache(4096)
-def imports(code: types.CodeType) -> tuple[tuple[str, int], ...]:
-    """The names of the Python modules that the code imports as it runs, and from how many levels up."""
-    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
-    before = zip(instructions[2:], instructions, strict=False)  # the level is pushed first, then what is taken of it
-    return tuple((each.argval, level.argval) for each, level in before if each.opname == "IMPORT_NAME")
-
-
 def is_known_by_identity(value: Any) -> bool:
     """Whether the object holds no number that could change: a class, a Python module, a lock, a compiled kernel."""
     if isinstance(value, _NAMED) or type(value) is object:
@@ -117,9 +89,15 @@ def is_known_by_identity(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return is_library(value.__globals__.get("__name__"))
     if type(value) is types.BuiltinFunctionType:
-        return isinstance(value.__self__, types.ModuleType | type | None)
+        owner = value.__self__
+        return isinstance(owner, types.ModuleType | type | None) or is_pybinds(owner)
     package = type(value).__module__.partition(".")[0]
     return package in _BY_IDENTITY or (package in _WITHOUT_NUMBERS and not _is_visible(type(value)))
+
+
+def is_pybinds(owner: Any) -> bool:
+    """Whether it is pybind11's record of a function that it has bound, or a capsule with that: the function's owner."""
+    return type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
 
 
 def items_of(value: Any) -> Items | None:

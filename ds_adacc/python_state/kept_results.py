@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ds_adacc.python_state.content import SCALARS, global_names, imports, is_known_by_identity
+from ds_adacc.python_state.codes import global_names, imports
+from ds_adacc.python_state.content import SCALARS, is_known_by_identity
 from ds_adacc.python_state.function_marks import mark_of_function
 from ds_adacc.python_state.libraries import is_library
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy.random
 import torch
 
-from ds_adacc.python_state.content import NUMBERS, global_names, imports
+from ds_adacc.python_state.codes import global_names, imports
+from ds_adacc.python_state.content import NUMBERS
 from ds_adacc.python_state.libraries import TRUSTED, is_library
 from ds_adacc.python_state.places import Place
 

@@ -17,7 +17,8 @@ from torch._dynamo.eval_frame import skip_code
 from torch.autograd.function import BackwardCFunction
 
 from ds_adacc.python_state.calls_in_c import hands_over_work, reads_data, writes_data
-from ds_adacc.python_state.content import names_in
+from ds_adacc.python_state.codes import names_in
+from ds_adacc.python_state.content import is_pybinds
 from ds_adacc.python_state.libraries import TRUSTED, is_library, is_trusted
 from ds_adacc.python_state.places import PythonReads
 from ds_adacc.python_watch.callers import (
@@ -329,14 +330,13 @@ class _Paused:
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:
-    """Whether it is a function in C++ of another package than torch. Pybind11 binds it to a record of its own."""
-    is_pybinds = type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
-    return is_pybinds and str(called.__module__).partition(".")[0] not in TRUSTED
+    """Whether it is a function in C++ of another package than torch."""
+    return is_pybinds(owner) and str(called.__module__).partition(".")[0] not in TRUSTED
 
 
 # Python also calls these while compiled code is traced for the first time: Dynamo must not compile them. `skip_code`
 # costs an event nothing, but covers one function only. Those that call into other files, to read what a function
 # refers to, run with Dynamo off.
-for _each in (*vars(Watch).values(), reads_data, writes_data, hands_over_work, _is_of_extension):
+for _each in (*vars(Watch).values(), reads_data, writes_data, hands_over_work, is_pybinds, _is_of_extension):
     if isinstance(_each, types.FunctionType) and not hasattr(_each, "__wrapped__"):
         skip_code(_each.__code__)

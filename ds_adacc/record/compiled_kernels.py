@@ -42,21 +42,21 @@ class CompiledCode:
         """`positions`: what autograd has saved so far, which grows."""
         self._positions = positions
         self.began_at: int | None = None
-        self._codes_of_graphs: set[CodeType] = set()  # Dynamo's, each with the graph that it has run
+        self._codes_of_graphs: dict[int, CodeType] = {}  # Dynamo's, each with the graph that it has run
 
     def note_graph(self) -> None:
         """Note that a graph begins."""
         self._begin()
         code = code_of_graph()
         if code is not None:
-            self._codes_of_graphs.add(code)
+            self._codes_of_graphs[id(code)] = code  # which may hold what has no hash
 
     def runs_unknown(self) -> bool:
         """Whether such code runs now, and no graph of it tells whether later calls run the same (Rule R17)."""
         if not in_compiled_code():
             return False
         self._begin()
-        return code_beside_graphs() not in self._codes_of_graphs
+        return id(code_beside_graphs()) not in self._codes_of_graphs
 
     def _begin(self) -> None:
         if self.began_at is None:

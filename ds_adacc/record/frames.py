@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ds_adacc.python_state.codes import kept_by_code
 from ds_adacc.record.block_call import BlockCall
 
 _NOT_THE_USERS = ("torch", "ds_adacc", "threading", "concurrent")  # no read of data in these is the user's own
@@ -60,7 +60,7 @@ def checks_for_error() -> bool:
     return any(frame.f_code is _CHECK for frame in frames_of_block())
 
 
-@functools.lru_cache(4096)
+@kept_by_code
 def _catches(code: CodeType) -> bool:
     return any(each.opname in _HANDLERS for each in dis.get_instructions(code))
 

@@ -30,9 +30,12 @@ class RecordedTensors:
 
     While the block runs, a value is held only until it has proved to be rebuildable. From then on it dies as it does
     without ds_adacc, unless autograd saves it: so recording needs little more memory than a plain forward (Rule R2).
+
+    `partly_written`: the values of which a kernel has left some memory as it was, or may have.
     """
 
     def __init__(self) -> None:
+        self.partly_written: set[int] = set()
         self._entries: list[_Entry] = []
         self._values: Sequence[RecordedValue] = ()
         self._ops: Sequence[RecordedOp] = ()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.dispatch_modes import BesideCompiled
@@ -16,9 +12,6 @@ from ds_adacc.program.refusals import COLLECTIVE, refusal_of
 from ds_adacc.program.schema import LIFTS
 from ds_adacc.python_state.places import PythonReads, places_of_kernels
 from ds_adacc.record.known_tensors import Unrecordable, require_plain
-
-_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-_BELOW_PYTHON = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.Python)
 
 
 class KernelCall(BesideCompiled):
@@ -38,15 +31,8 @@ class KernelCall(BesideCompiled):
         self._own = {storage_of(tensor) for tensor in tensors_in(given)}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the operator returns. It goes to its kernel at once: this mode would else be asked for the operator.
-
-        It is not looked into if it has no such kernel, as one of higher order, or is given no tensor.
-        """
-        keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors_in((args, kwargs))), _NO_KEYS)
-        if keys == _NO_KEYS or not isinstance(self._func, torch._ops.OpOverload):
-            return self._func(*args, **kwargs)
-        with self:
-            return self._func.redispatch(keys & _BELOW_PYTHON, *args, **kwargs)
+        """What the operator returns."""
+        return self.into_kernel(self._func, args, kwargs)
 
     def called(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the kernel calls."""

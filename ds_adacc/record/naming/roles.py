@@ -72,7 +72,7 @@ def assign_roles(recording: Recording, tensors: RecordedTensors) -> Recording:
             infinite.append(value.index)
         channels = _channels(value, [g for _, _, g in uses])
         values.append(replace(value, role=role, two_valued=two_valued, moderate=is_whole, channels=channels))
-    for index in may_become_extreme(recording, infinite):
+    for index in may_become_extreme(recording, infinite, tensors.partly_written):
         values[index] = replace(values[index], moderate=False)
     return replace(recording, values=tuple(values))
 

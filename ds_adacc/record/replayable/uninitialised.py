@@ -1,8 +1,8 @@
 """Tell memory that nobody has written to from what a kernel made: fill fresh memory with a pattern, and look for it.
 
-The kernel of a Function may return memory that it does not write: flash-attn's random state, without dropout. It has
-other bits at each run, and backward does not read it. A replay on filled memory also proves that the kernel writes
-all of the rest: otherwise it might find there what the first run has left.
+A kernel may return memory that it does not write: flash-attn's random state, without dropout, or rows that no token
+fills. It has other bits at each run, and backward does not read it. A replay on filled memory also proves that the
+kernel writes all of the rest: otherwise it might find there what the first run has left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.dispatch_modes import BesideCompiled
+from ds_adacc.program.refusals import OF_TORCH
 from ds_adacc.program.same_bits import as_bytes, pieces
 
 PATTERNS = (0xA5, 0x5A)
@@ -25,8 +26,8 @@ class Filled(BesideCompiled):
         self._pattern = pattern
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a replay calls."""
-        made = func(*args, **kwargs)
+        """What a replay calls, and what the kernels of others than torch call in turn."""
+        made = func(*args, **kwargs) if func.namespace in OF_TORCH else self.into_kernel(func, args, kwargs)
         if isinstance(made, torch.Tensor) and "empty" in str(func) and made.device.type != "meta":
             _bytes_of_storage(made).fill_(self._pattern)
         return made
@@ -37,6 +38,12 @@ def differs_only_where_unwritten(real: torch.Tensor, filled: tuple[torch.Tensor,
     if any(real.shape != each.shape or real.dtype != each.dtype for each in filled):
         return False
     return all(_explained(*map(as_bytes, parts)) for parts in pieces(*map(torch.Tensor.contiguous, (real, *filled))))
+
+
+def shows_pattern(real: torch.Tensor) -> bool:
+    """Whether an element is of the first pattern alone. An earlier replay may have left that in memory not written."""
+    size = real.dtype.itemsize
+    return any(bool((as_bytes(part).unflatten(0, (-1, size)) == PATTERNS[0]).all(-1).any()) for (part,) in pieces(real))
 
 
 def _explained(exact: torch.Tensor, *replays: torch.Tensor) -> bool:

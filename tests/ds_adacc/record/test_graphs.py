@@ -445,6 +445,32 @@ def test_what_runs_beside_graphs_is_replayed_if_a_graph_tells_of_it(make, backen
     assert calls[-1].diverged == (make is Told)
 
 
+class Making(nn.Module):
+    """Dynamo's code makes the inner function where the graph breaks. It holds the dict of globals, and has no hash."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 2.0
+
+    def forward(self, x):
+        factor = self.factor
+
+        def scale(y):
+            return y * factor
+
+        x = scaled(x.sin(), 1.0)
+        return scale(x).cos()
+
+
+def test_a_function_that_is_made_before_a_graph_breaks():
+    compiled, args = torch.compile(Making(), backend="aot_eager"), (torch.rand(3, 6, requires_grad=True),)
+    recording = record(compiled, args, {})
+    assert [op.refusal for op in recording.ops] == [None] * len(recording.ops)
+    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    assert not calls[-1].diverged
+
+
 class Ahead(nn.Module):
     """A graph of AOTAutograd's without Dynamo, and then code of Dynamo's that runs operators one by one."""
 

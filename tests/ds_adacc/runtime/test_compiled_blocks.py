@@ -528,6 +528,7 @@ def test_compiled_blocks_through_checkpoint():
         assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
     assert runtime.recordings <= 3  # compiling changes globals of the compiler once
     assert len(runtime.blocks.all()) == 2
+    assert all(op.refusal is None for _, variant in runtime.blocks.variants() for op in variant.recording.ops)
 
 
 def test_a_graph_around_the_blocks_breaks_there_with_one_warning(caplog):

@@ -11,6 +11,7 @@ from torch import nn
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
 from ds_adacc.record.naming.extremes import may_become_extreme
+from ds_adacc.record.replayable.uninitialised import PATTERNS
 from ds_adacc.runtime.runtime import Runtime
 
 WIDTH, TIME = 64, 48
@@ -82,6 +83,105 @@ MASKED = {
 def test_it_is_read_off_the_operators(name):
     program, expected = MASKED[name]
     assert extreme(program, torch.randn(8, 8, requires_grad=True)) == expected
+
+
+def half_filled(x):
+    made = x.new_empty(16, 8)
+    made[::2] = x.sin()
+    return made.cos()[::2]
+
+
+def filled_in_halves(x):
+    made = x.new_empty(16, 8)
+    made[::2] = x.sin()
+    made[1::2] = x.cos()
+    return made.cos()[::2]
+
+
+def filled_by_an_operator(x):
+    with torch.no_grad():
+        noise = torch.mul(x, 2.0, out=torch.empty_like(x))
+    return (x * noise).sin()
+
+
+FRESH = {
+    "half filled": (half_filled, ["empty_strided", "copy_", "cos"]),
+    "filled in halves": (filled_in_halves, ["empty_strided", "copy_"]),
+    "filled by an operator": (filled_by_an_operator, ["empty_strided"]),
+    "filled by draws": (lambda x: F.dropout(x.sin(), 0.5).cos(), ["empty_strided"]),
+    "filled and changed": (lambda x: (x.new_empty(8, 8).zero_().add_(1) * x).sin(), ["empty_strided"]),
+    "changed before it is filled": (
+        lambda x: (x.new_empty(8, 8).add_(1) * x).sin(),
+        ["empty_strided", "add_", "mul", "sin"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_memory_that_nothing_has_written_to(name):
+    program, expected = FRESH[name]
+    assert extreme(program, torch.randn(8, 8, requires_grad=True)) == expected
+
+
+@torch.library.custom_op("test_extremes::spread", mutates_args=())
+def spread(x: torch.Tensor) -> torch.Tensor:
+    made = torch.empty(2 * len(x), *x.shape[1:])
+    made[::2] = x.tanh()
+    return made
+
+
+spread.register_autograd(
+    lambda ctx, grad: grad[::2] * (1 - ctx.saved_tensors[0][::2] ** 2),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+class Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        made = torch.empty(2 * len(x), *x.shape[1:])
+        made[::2] = x.tanh()
+        ctx.save_for_backward(made)
+        return made[::2].clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 - ctx.saved_tensors[0][::2] ** 2)
+
+
+def leave(byte):
+    """Leave this in the memory from which the next tensors of 64 x 64 are taken."""
+    memory = [torch.full((64 * 64 * 4,), byte, dtype=torch.uint8) for _ in range(8)]
+    del memory
+
+
+def test_what_a_block_fills_in_part_is_not_replayed_by_luck():
+    """On a CPU, the system gives memory of this size anew, with zeros in it: the replay finds them, too."""
+
+    def program(x):
+        made = torch.empty(1 << 17, 64)
+        made[::2] = x
+        return made.cos()[::2]
+
+    recording = record(program, (torch.randn(1 << 16, 64, requires_grad=True),), {})
+    refusals = {op.short_name: op.refusal for op in recording.ops}
+    assert refusals["copy_"] == "its replay gives other bits" and refusals["cos"] is None
+
+
+@pytest.mark.parametrize("apply", [lambda x: spread(x)[::2], Spread.apply], ids=["operator", "Function"])
+@pytest.mark.parametrize("left", [0, *PATTERNS, 0xFF])
+def test_what_a_kernel_writes_in_part_is_replayed_and_never_compressed_with_loss(apply, left):
+    """Whatever is left in the memory: also what an earlier replay has put there."""
+    x = torch.randn(32, 64, requires_grad=True)
+    leave(left)
+    recording = record(lambda x: apply(x * 2).sin(), (x,), {})
+    assert [op.refusal for op in recording.ops] == [None] * 3
+    saved = {
+        recording.ops[value.producer].short_name: value.moderate
+        for value in recording.values
+        if value.producer == 1 and value.index in recording.saved
+    }
+    assert saved and not any(saved.values())
 
 
 def test_what_holds_inf_already_may_bring_it_elsewhere():
