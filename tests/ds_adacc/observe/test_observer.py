@@ -37,3 +37,35 @@ def test_a_parameter_among_the_arguments_is_not_held_by_the_calls(given_as):
     ((_, variant),) = runtime.blocks.variants()
     given = [value for value in variant.recording.values if value.origin == "input"]
     assert [value.owned for value in given] == [True, False]
+
+
+class Wide(nn.Module):
+    """Its backward first frees what is as large as the gradient of its weight, and then takes the most."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(256, 256)
+
+    def forward(self, x):
+        return x + self.fc(x.repeat(1, 4).exp().sin().unflatten(-1, (4, 256)).mean(1))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_gradients_of_parameters_are_told_from_activations_of_their_size(is_new):
+    """The first backward of a step leaves them; the others add to them, and let go of what they have added."""
+    blocks = [Wide() for _ in range(3)]
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
+    plans = []
+    for _ in range(3):
+        for parameter in (each for block in blocks for each in block.parameters()):
+            parameter.grad = None if is_new else torch.zeros_like(parameter)
+        x = torch.randn(256, 256, requires_grad=True) * 1.0
+        for block in blocks:
+            x = runtime.checkpoint(block, x)
+        x.sum().backward()
+        runtime.controller.end_backward()
+        runtime.controller.end_step()
+        plans.append(runtime.controller.plan)
+    peak = runtime.controller.observation.peak
+    assert peak.observed == pytest.approx(peak.planned, abs=4096)
+    assert plans[0] is plans[-1], "nothing is to be corrected"
