@@ -277,7 +277,7 @@ def _excess(call: Measured, known: KnownType) -> Correction | None:
         return None
     profile, policy = known.in_force.spec.profile, call.policy
     run = planner.simulate(profile, policy)
-    given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
+    given = sum(profile.graph.values[value.index].nbytes for value in known.recording.inputs)
     forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
     if call.backward_growth is None:
         return Correction(forward, None)

@@ -50,10 +50,22 @@ class Wide(nn.Module):
         return x + self.fc(x.repeat(1, 4).exp().sin().unflatten(-1, (4, 256)).mean(1))
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_gradients_of_parameters_are_told_from_activations_of_their_size(is_new):
-    """The first backward of a step leaves them; the others add to them, and let go of what they have added."""
-    blocks = [Wide() for _ in range(3)]
+class Noisy(nn.Module):
+    """Draws random numbers. Its forward takes more than its backward."""
+
+    def forward(self, x):
+        for _ in range(4):
+            x = nn.functional.dropout(x, 0.1)
+        return x * x.detach().repeat(1, 32).exp().mean()
+
+
+@pytest.mark.parametrize(("make", "is_new"), [(Wide, True), (Wide, False), (Noisy, True)])
+def test_what_a_step_is_observed_to_take_is_what_was_planned(make, is_new):
+    """A new gradient of a parameter is not taken for an activation of its size, nor a generator's state for an input.
+
+    The first backward of a step leaves such gradients. Others add to them, and let go of what they have added.
+    """
+    blocks = [make() for _ in range(3)]
     runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
     plans = []
     for _ in range(3):
