@@ -35,6 +35,7 @@ class CallMoments:
 
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     `times_forward`, `times_backward`: whether they do nothing but run the plan, so that their seconds are the plan's.
+    `has_run`: the forward was recorded, and had ended before what it saves was packed.
     """
 
     digest: str
@@ -46,6 +47,7 @@ class CallMoments:
     input_gradients: tuple[int, ...] = ()
     times_forward: bool = True
     times_backward: bool = True
+    has_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class StepProfiler:
         return Measured(
             call.digest,
             call.policy,
-            trace.growth(call.began.mark, ended.mark),
+            None if call.has_run else trace.growth(call.began.mark, ended.mark),
             None if end is None else trace.transient(backward.mark, end.mark, call.input_gradients),
             _seconds(call.began, ended) if call.times_forward else None,
             _seconds(backward, end) if call.times_backward and end is not None else None,

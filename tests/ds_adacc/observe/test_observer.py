@@ -6,6 +6,8 @@ import zoo
 from torch import nn
 
 from ds_adacc.config import load
+from ds_adacc.observe.calibration import excesses
+from ds_adacc.observe.step_profiler import Measured
 from ds_adacc.runtime.runtime import Runtime
 
 
@@ -81,3 +83,16 @@ def test_what_a_step_is_observed_to_take_is_what_was_planned(make, is_new):
     peak = runtime.controller.observation.peak
     assert peak.observed == pytest.approx(peak.planned, abs=4096)
     assert plans[0] is plans[-1], "nothing is to be corrected"
+
+
+def test_where_the_forward_had_run_before_the_backward_is_compared_alone():
+    """As in a tracking step, which records a call of each block type again: its forward takes what recording does."""
+    block = Noisy()
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}))
+    for _ in range(2):
+        runtime.checkpoint(block, torch.randn(64, 256, requires_grad=True)).sum().backward()
+    ((digest, known),) = runtime.controller.agreement.known_types.items()
+    (policy,) = set(known.policies)
+    found = excesses([Measured(digest, policy, None, 1 << 30, None, None)], {digest: known})[digest]
+    assert found.forward == 0 and found.backward > 0
+    assert not excesses([Measured(digest, policy, None, None, None, None)], {digest: known})
