@@ -272,13 +272,17 @@ def _ran_the_plan(call: Measured, known_types: Mapping[str, KnownType]) -> bool:
 
 
 def _excess(call: Measured, known: KnownType) -> Correction | None:
-    """The bytes that a call took beyond the prediction; negative if it took fewer. None if they were not measured."""
-    if call.forward_growth is None:
+    """The bytes that a call took beyond the prediction; negative if it took fewer. None if they were not measured.
+
+    A forward of which nothing is known counts as predicted.
+    """
+    if call.forward_growth is None and call.backward_growth is None:
         return None
     profile, policy = known.in_force.spec.profile, call.policy
     run = planner.simulate(profile, policy)
-    given = sum(value.nbytes for value in profile.graph.values if value.producer is None)
-    forward = call.forward_growth - max(max(run.forward, default=0) - given, 0)
+    given = sum(profile.graph.values[value.index].nbytes for value in known.recording.inputs)
+    grown = max(max(run.forward, default=0) - given, 0)
+    forward = 0 if call.forward_growth is None else call.forward_growth - grown
     if call.backward_growth is None:
         return Correction(forward, None)
     at_first = run.held + run.carried + known.recording.backward.bytes_of_outputs

@@ -73,6 +73,7 @@ class Observer:
             given = (value for value in call.bound.recording.inputs if value.requires_grad)
             observed.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
             nodes = profiler.note_end(observed.moments, inputs)
+            nodes += profiler.note_gradients(call.bound.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> NotifyingSlot:
             slot = pack(tensor)
@@ -116,6 +117,7 @@ class Observer:
             self._backward.append(observed.number)
         if self._profiler is not None and observed.moments is not None:
             observed.moments.backward = self._profiler.now()
+            self._profiler.note_kept()
         if self.held_bytes is None:
             storages: dict[int, int] = {}
             for holder in self._holders:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 from ds_adacc import planner
@@ -34,6 +35,7 @@ class CallMoments:
 
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     `times_forward`, `times_backward`: whether they do nothing but run the plan, so that their seconds are the plan's.
+    `has_run`: the forward was recorded, and had ended before what it saves was packed.
     """
 
     digest: str
@@ -45,6 +47,7 @@ class CallMoments:
     input_gradients: tuple[int, ...] = ()
     times_forward: bool = True
     times_backward: bool = True
+    has_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class Measured:
     """One call of a block of this type, under this policy.
 
     `forward_growth` is the most bytes alive during forward, less those alive when it began. `backward_growth` is the
-    same for backward, without what outlives it other than the gradients of the block's inputs: new gradients of
-    parameters stay, and DeepSpeed takes its buckets when the first gradient comes. None of that is activations.
+    same for backward, without what outlives it other than the gradients of the block's inputs: DeepSpeed takes its
+    buckets when the first gradient comes. Nor is a gradient counted from when it becomes the `.grad` of a parameter,
+    since from then on it is no activation.
     `forward_seconds` and `backward_seconds` are the durations. None: unknown, or with more in them than running the
     plan. A backward is unknown if nothing shows its end: no other call of a block comes after it, and none of the
     block's inputs gets a gradient.
@@ -80,6 +84,8 @@ class StepProfiler:
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
         self._hooks: list[RemovableHandle] = []
+        self._awaited: set[int] = set()  # the parameters with such a hook, by `id`
+        self._arrived: list[tuple[int, int, StorageWeakRef]] = []  # their gradients: a mark, the bytes, the memory
         self._is_closed = False
 
     def forward_begins(
@@ -114,10 +120,41 @@ class StepProfiler:
             known = profiler()
             if known is not None and moments.backward is not None and not (is_first and moments.finished is not None):
                 moments.finished = known.now()
+                known.note_kept()
 
         nodes = list({get_gradient_edge(tensor).node for tensor in made or required})
         self._hooks += [node.register_prehook(end) for node in nodes]
         return nodes
+
+    def note_gradients(self, parameters: Iterable[torch.Tensor]) -> list[Node]:
+        """Have it noted when the gradients of these parameters arrive, which may become their `.grad`.
+
+        Returns the nodes, as `note_end` does.
+        """
+        profiler, nodes = weakref.ref(self), []
+
+        def arrive(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            known, (gradient,) = profiler(), gradients
+            if known is None or known._trace is None:
+                return
+            if type(gradient) is torch.Tensor and gradient.layout is torch.strided:
+                memory = gradient.untyped_storage()
+                known._arrived.append((known._trace.mark(), memory.nbytes(), StorageWeakRef(memory)))
+
+        for parameter in parameters:
+            may_stay = parameter.requires_grad and parameter.is_leaf and parameter.grad is None
+            if may_stay and id(parameter) not in self._awaited:
+                self._awaited.add(id(parameter))
+                nodes.append(get_gradient_edge(parameter).node)
+                self._hooks.append(nodes[-1].register_prehook(arrive))
+        return nodes
+
+    def note_kept(self) -> None:
+        """Tell the trace which gradients have become the `.grad` of a parameter: all that are left by now."""
+        arrived, self._arrived = self._arrived, []
+        for mark, nbytes, memory in arrived:
+            if self._trace is not None and not memory.expired():
+                self._trace.keep(mark, nbytes)
 
     def restart(self) -> None:
         """Discard the measurements, because no backward followed the forward."""
@@ -148,6 +185,7 @@ class StepProfiler:
         trace = self._trace
         if trace is None:
             return []
+        self.note_kept()
         if not trace.stop():
             return None
         self._remove_hooks()
@@ -161,10 +199,11 @@ class StepProfiler:
         return [self._measured(trace, *each) for each in complete]
 
     def _remove_hooks(self) -> None:
-        """Remove the hooks of `note_end`: a leaf keeps them as long as it lives."""
+        """Remove the hooks of `note_end` and `note_gradients`: a leaf keeps them as long as it lives."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        self._hooks, self._arrived = [], []
+        self._awaited.clear()
 
     def _end(self, call: CallMoments, backward: Moment) -> Moment | None:
         """When the call's backward, which began then, has ended; or the next forward or backward of a call began.
@@ -181,7 +220,7 @@ class StepProfiler:
         return Measured(
             call.digest,
             call.policy,
-            trace.growth(call.began.mark, ended.mark),
+            None if call.has_run else trace.growth(call.began.mark, ended.mark),
             None if end is None else trace.transient(backward.mark, end.mark, call.input_gradients),
             _seconds(call.began, ended) if call.times_forward else None,
             _seconds(backward, end) if call.times_backward and end is not None else None,

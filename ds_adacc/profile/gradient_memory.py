@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ds_adacc.program.backward_graph import SUMS, BackwardGraph, BackwardNode, Edge
+from ds_adacc.program.backward_graph import AS_STRIDED, RESHAPES, SUMS, BackwardGraph, BackwardNode, Edge
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class _Run:
             missing = (place for place in range(len(node.gets)) if place not in here)
             got += [self._allocate(node.gets[place].nbytes) for place in missing]
         given = [(edge, self._give(node, edge, got[0])) for edge in node.gives if edge is not None]
-        during = self.total
+        during = self.total + self._workspace(node, got[0])
         for memory in got:
             self._release(memory)
         return Step(arriving, during, max([self._deliver(edge, memory) for edge, memory in given], default=self.total))
@@ -116,6 +116,20 @@ class _Run:
         if edge.is_turned:
             self._turned.add(got)
         return got
+
+    def _workspace(self, node: BackwardNode, got: int) -> int:
+        """Bytes that the node of a view takes besides what it makes.
+
+        `view` copies what has other strides, and lets go of that. (Some views of it need no copy, which is not known
+        here: the first one is taken to make it.) Where the elements of a view overlap, what it gets of them is added up
+        by their numbers, of eight bytes each (`as_strided_backward` in torch/csrc/autograd/FunctionsManual.cpp).
+        """
+        if node.kind in RESHAPES and got in self._turned:
+            self._turned.remove(got)
+            return node.gets[0].nbytes
+        whole = next(self._nodes[edge.node].gets[edge.place] for edge in node.gives if edge is not None)
+        overlaps = node.kind == AS_STRIDED and node.gets[0].numel > whole.numel
+        return 8 * (node.gets[0].numel + whole.numel) if overlaps else 0
 
     def _deliver(self, edge: Edge, memory: int) -> int:
         """Put a gradient where it waits for others. Returns the most bytes alive meanwhile."""

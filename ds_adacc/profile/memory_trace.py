@@ -45,6 +45,7 @@ class MemoryTrace:
         self._marks: dict[int, int] = {}  # by number: how many entries of the traffic are from before it
         self._numbers = count(1)
         self._traffic: list[int] = []
+        self._kept: list[tuple[int, int]] = []  # as told by `keep`
         # Allocators round sizes up: CUDA's hands out up to 1 MiB more than it was asked for.
         self._rounding = 1 << 20 if device.type == "cuda" else 0
         self.peak: int | None = None
@@ -65,6 +66,13 @@ class MemoryTrace:
         number = next(self._numbers)  # unlike a sum, the same for no two threads
         _record_function_with_args_exit(_record_function_with_args_enter(f"{_MARK}{number}"))
         return number
+
+    def keep(self, mark: int, nbytes: int) -> None:
+        """Note that memory of this size is somebody else's from the mark on, and stays: `transient` takes it as freed.
+
+        So is a gradient that becomes a parameter's `.grad`.
+        """
+        self._kept.append((mark, nbytes))
 
     def stop(self) -> bool:
         """Stop, unless it does not run. False if it runs on: inside a backward, or on another thread."""
@@ -89,11 +97,13 @@ class MemoryTrace:
         """As `growth`, without the memory that is allocated after `begin` and outlives `end`, which is not the work's.
 
         DeepSpeed takes its buckets so, and fetches the parameters of later blocks. `results` are the sizes of what
-        the work itself leaves behind; of each, the last allocation of that size counts.
+        the work itself leaves behind; of each, the last allocation of that size counts. What is kept for somebody else
+        (`keep`) counts until then.
         """
         between = self._between(begin, end)
         if between is None:
             return None
+        between = self._with_kept(between, self._marks[begin])
         left = _outliving(between)
         for size in results:
             fitting = [place for place in sorted(left) if size <= between[place] <= size + self._rounding]
@@ -105,6 +115,22 @@ class MemoryTrace:
         if begin not in self._marks or end not in self._marks:
             return None
         return self._traffic[self._marks[begin] : self._marks[end]]
+
+    def _with_kept(self, between: Sequence[int], first: int) -> list[int]:
+        """`between`, which begins with entry `first` of the traffic, with a release of all that was kept meanwhile.
+
+        A release is as large as the allocation that fits best.
+        """
+        released: dict[int, list[int]] = {}
+        for mark, nbytes in self._kept:
+            until = self._marks.get(mark, 0) - first
+            if 0 < until <= len(between):
+                fitting = [n for n in between[:until] if nbytes <= n <= nbytes + self._rounding]
+                released.setdefault(until, []).extend([-min(fitting)] if fitting else [])
+        told: list[int] = []
+        for place in range(len(between) + 1):
+            told += (*released.get(place, ()), *between[place : place + 1])
+        return told
 
     def __del__(self) -> None:
         # A trace that was never stopped must not keep the program from a profiler of its own.

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-_RESHAPE = ("ViewBackward0", "UnsafeViewBackward0")  # the kinds of the nodes of `view` and `reshape`
+RESHAPES = ("ViewBackward0", "UnsafeViewBackward0")  # the kinds of the nodes of `view` and `reshape`
+AS_STRIDED = "AsStridedBackward0"  # the kind of the node of `as_strided`
 SUMS = ("AddBackward0", "SubBackward0")  # the kinds of which a constant decides what is passed on (`alpha`)
 WRITE_TO_VIEW = "CopySlices"  # the kind of the node that autograd makes when a write to a view has run
 
@@ -22,8 +23,12 @@ class Gradient:
     dtype: torch.dtype
 
     @property
+    def numel(self) -> int:
+        return math.prod(self.size)
+
+    @property
     def nbytes(self) -> int:
-        return math.prod(self.size) * self.dtype.itemsize
+        return self.numel * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class BackwardGraph:
         found: set[int] = set()
         for index in reversed(range(len(self.nodes))):
             edges = arriving.get((index, 0), [])
-            if len(edges) != 1 or self.nodes[index].kind in _RESHAPE:
+            if len(edges) != 1 or self.nodes[index].kind in RESHAPES:
                 continue
             giver, edge = edges[0]
             if not self.passes_on(self.nodes[giver], edge):

@@ -196,6 +196,8 @@ class PlannedCalls:
         if observer is not None:
             is_plain = probe is None
             observed = observer.begin(variant, incoming.block, alive, times_forward and is_plain, is_plain)
+            if observed.moments is not None:
+                observed.moments.has_run = noted is not None
         on_divergence = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)

@@ -36,6 +36,13 @@ def test_a_backward_ends_where_the_next_begins():
     assert measured(call(0, backward=5), call(1, backward=3)) == [((1, 1.5), (3, 5), 2), ((0, 0.5), None, None)]
 
 
+def test_of_a_forward_that_has_run_before_no_bytes_are_told():
+    recorded = call(0, backward=5)
+    recorded.has_run = True
+    recorded.finished = Moment(9, 9)
+    assert measured(recorded) == [(None, (5, 9), 4)]
+
+
 def test_the_last_backward_ends_with_the_gradient_of_an_input():
     first, last = call(0, backward=5), call(1, backward=3)
     first.finished = Moment(9, 9)

@@ -1,5 +1,7 @@
 """The memory that gradients take in a run of autograd's graph, counted by hand on small graphs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,22 @@ def test_a_sum_is_made_anew_of_a_view_with_other_strides():
     turned = Edge(PARAMETER, 0, is_passed_on=True, is_turned=True)
     layers = node(-0.5, turned), node(0, Edge(INPUT, 0), Edge(2, 0)), node(0.5, turned), node(1, Edge(3, 0), Edge(4, 0))
     assert GradientMemory(graph(*layers)).steps([1, 0]) == {1: Step(4, 12, 8), 0: Step(8, 16, 16)}
+
+
+def test_a_view_copies_what_has_other_strides():
+    """As of heads that are joined again. The copy is an ordinary tensor, to which others may be added."""
+    heads = node(-0.5, passing(INPUT)), node(-0.5, passing(2)), node(0, Edge(3, 0, is_passed_on=True, is_turned=True))
+    views = [replace(heads[0], kind="ViewBackward0"), replace(heads[1], kind="ViewBackward0")]
+    memory = GradientMemory(graph(*views, heads[2]))
+    assert memory.steps([0]) == {0: Step(4, 4, 8)} and memory.left == 4
+    memory = GradientMemory(graph(node(-0.5, Edge(INPUT, 0)), views[1], heads[2], ends=(Edge(4, 0), Edge(2, 0))))
+    assert memory.steps([0]) == {0: Step(8, 8, 12)}
+
+
+def test_what_overlaps_is_added_up_by_numbers():
+    """Two rows of three elements, of a tensor of four: the gradient of that, and a number for each element of both."""
+    windows = replace(node(-0.5, Edge(INPUT, 0), gets=(6,)), kind="AsStridedBackward0")
+    assert GradientMemory(graph(windows, node(0, Edge(2, 0), gets=(6,)))).steps([0]) == {0: Step(6, 12, 6 + 4 + 80)}
 
 
 def test_a_parameter_lets_go_when_it_has_got_all():

@@ -80,6 +80,23 @@ def test_a_transient_leaves_out_what_outlives_the_work():
     assert bucket.numel() + result.numel() == (1 << 20) + 4096
 
 
+def test_what_is_kept_for_somebody_else_counts_until_then():
+    """Of a backward: something held of the size of a parameter's gradient, which is freed after that has come."""
+    trace = MemoryTrace(CPU)
+    trace.start()
+    held = torch.empty(4096, dtype=torch.uint8)
+    begin = trace.mark()
+    gradient = torch.empty(4096, dtype=torch.uint8)
+    trace.keep(trace.mark(), gradient.nbytes)
+    del held
+    passing = torch.empty(6000, dtype=torch.uint8)
+    end = trace.mark()
+    trace.stop()
+    del passing
+    assert trace.growth(begin, end) == 6000
+    assert trace.transient(begin, end, (6000,)) == 4096  # of the gradient; what passes comes in place of what was held
+
+
 def test_a_trace_that_would_begin_or_end_inside_a_backward_does_not():
     """Torch puts back the thread's profiler after each step of a backward."""
     outer, inner, stopped = MemoryTrace(CPU), MemoryTrace(CPU), []

@@ -146,6 +146,26 @@ def test_a_function_that_makes_nothing_passes_on_what_it_gets():
     assert filling_up(graph) == {"SameBackward", "PairBackward"}
 
 
+class Squares(torch.autograd.Function):
+    """Is recorded operator by operator, since it is given a dict. The first one is a view."""
+
+    @staticmethod
+    def forward(ctx, x, options):
+        ctx.save_for_backward(x)
+        return x.view_as(x).square() * options["scale"]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient, None
+
+
+def test_a_function_that_saves_something_makes_its_gradients_of_that():
+    graph = graph_of(lambda x: Squares.apply(x.exp(), {"scale": 1.0}))
+    assert [(kind, op) for kind, op, _, _ in made(graph)] == [("ExpBackward0", 0), ("SquaresBackward", None)]
+    assert passing_on(graph) == set()
+
+
 class Keeping(nn.Module):
     """Keeps a loss for later, as experts do."""
 
