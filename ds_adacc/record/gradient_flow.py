@@ -106,12 +106,9 @@ def is_passed_on(node: Node, number: int, makes_nothing: bool) -> bool:
     kind, target = kind_of(node), targets(node)[number]
     if target is None or gives_views(node):
         return target is not None
-    if isinstance(node, BackwardCFunction):
-        # One that is recorded operator by operator may have no operator either; but it computes with what it has saved.
-        is_same = makes_nothing and not node._raw_saved_tensors
-    else:
-        is_same = kind in _PASS_ON
-    if not is_same:
+    # A Function that is recorded operator by operator may make nothing either, but computes with what it has saved.
+    is_idle = isinstance(node, BackwardCFunction) and makes_nothing and not node._raw_saved_tensors
+    if not (is_idle or kind in _PASS_ON):
         return False
     if number == 1 and (kind == "SubBackward0" or getattr(node, "_saved_alpha", 1) != 1):
         return False
