@@ -68,7 +68,7 @@ class Draft:
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
         self._changed: dict[int, str] = {}  # by parameter that the forward changes: why its readers are not replayed
-        self._versions: dict[int, int] = {}  # by position, that of the parameter that was saved there
+        self._versions: dict[int, int] = {}  # by position, of what was saved of a parameter
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self.ops, self.known.parameters)
@@ -104,12 +104,16 @@ class Draft:
         return recording.refuse({**doubtful, **changed, **self.draws.refusals()})
 
     def _check_saved_parameters(self) -> None:
-        """Raises `Unrecordable` if the block writes to a parameter that backward needs as it was, as autograd says."""
+        """Raises `Unrecordable` if autograd counts a write to a parameter that it has saved, or to what has its memory.
+
+        `.data` has a version of its own: autograd takes it for another tensor.
+        """
         for number, version in self._versions.items():
-            position, parameters = self.positions[number], self.known.parameters
+            position = self.positions[number]
             index = -1 if position.ref is None or position.discarded else position.ref.index
-            if self._changed.get(index) == WRITTEN and parameters[index]._version != version:
-                raise Unrecordable("it saves a parameter for backward and then writes to it in place")
+            is_written = self._changed.get(index) == WRITTEN and self.known.counts(index)
+            if is_written and self.known.parameters[index]._version != version:
+                raise Unrecordable("it saves a parameter for backward and writes to it in place")
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
         """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
@@ -235,7 +239,7 @@ class Draft:
             self._early.append(len(self.positions))
         self.positions.append(Position(ref, op))
         if isinstance(ref, ParameterRef):
-            self._versions[len(self.positions) - 1] = self.known.parameters[ref.index]._version
+            self._versions[len(self.positions) - 1] = tensor._version
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)

@@ -37,6 +37,7 @@ class KnownTensors:
         self._places: dict[int, int] = {}  # in `parameters`, by identity
         self._by_address = {parameter.data_ptr(): parameter for parameter in reversed([*closure.parameters])}
         self._addresses = {id(parameter): parameter.data_ptr() for parameter in closure.parameters}
+        self._versions = {id(parameter): parameter._version for parameter in closure.parameters}
         self._in_storage: dict[int, list[torch.Tensor]] = {}  # as they lie before the forward
         for parameter in (each for each in closure.parameters if why_not_plain(each) is None):
             self._in_storage.setdefault(storage_of(parameter), []).append(parameter)
@@ -176,6 +177,11 @@ class KnownTensors:
         """Whether it has other memory than before the forward. Those that ZeRO-3 moves have the same data."""
         before = self._addresses.get(id(parameter))
         return before not in (None, parameter.data_ptr()) and not hasattr(parameter, "ds_id")
+
+    def counts(self, parameter: int) -> bool:
+        """Whether this parameter's version has counted a write since the forward began."""
+        found = self.parameters[parameter]
+        return self._versions.get(id(found)) != found._version
 
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
