@@ -29,7 +29,7 @@ from ds_adacc.record.backward_nodes import BackwardNodes
 from ds_adacc.record.block_call import BlockCall
 from ds_adacc.record.compiled_kernels import KERNEL, CompiledCode, in_compiled_code
 from ds_adacc.record.executed_call import ExecutedCall
-from ds_adacc.record.known_tensors import KnownTensors, require_plain
+from ds_adacc.record.known_tensors import KnownTensors, Unrecordable, require_plain
 from ds_adacc.record.lifetimes import Lifetimes
 from ds_adacc.record.naming.labels import Labels
 from ds_adacc.record.replayable.draws import Draws
@@ -68,6 +68,7 @@ class Draft:
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
         self._changed: dict[int, str] = {}  # by parameter that the forward changes: why its readers are not replayed
+        self._versions: dict[int, int] = {}  # by position, of what was saved of a parameter
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self.ops, self.known.parameters)
@@ -76,6 +77,7 @@ class Draft:
         """The whole program."""
         known = self.known
         self.record_unseen_writes(None)
+        self._check_saved_parameters()
         data_read_at = self.taint.data_read_at if any(op.refusal == TAINTED for op in self.ops) else None
         if data_read_at is not None:
             self.remark(
@@ -100,6 +102,18 @@ class Draft:
         doubtful = extra_refusals(recording, self.taint.first_doubtful, self._masks)
         changed = readers_of_changed(self.ops, known, self._statistics, self._changed)
         return recording.refuse({**doubtful, **changed, **self.draws.refusals()})
+
+    def _check_saved_parameters(self) -> None:
+        """Raises `Unrecordable` if autograd counts a write to a parameter that it has saved, or to what has its memory.
+
+        `.data` has a version of its own: autograd takes it for another tensor.
+        """
+        for number, version in self._versions.items():
+            position = self.positions[number]
+            index = -1 if position.ref is None or position.discarded else position.ref.index
+            is_written = self._changed.get(index) == WRITTEN and self.known.counts(index)
+            if is_written and self.known.parameters[index]._version != version:
+                raise Unrecordable("it saves a parameter for backward and writes to it in place")
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
         """Note that a tensor was given the memory that it had. Returns whether that is all, as for a parameter."""
@@ -137,12 +151,11 @@ class Draft:
         if ran.dynamic:
             self._masks.update(r.index for r in op.references if r.geometry.dtype in MASKS and type(r) is ValueRef)
         dynamic = ran.dynamic or any(self.known.values[value].dynamic for value in op.reads)
-        rewritten, parameters = list[int](), list[int]()
+        rewritten, parameters = list[int](), set[int]()
         for tensor in ran.written:
-            known = self.known.find(tensor) if getattr(ran.func, "namespace", None) in OF_TORCH else None
-            if isinstance(known, ParameterRef):
-                parameters.append(known.index)
-            else:
+            own = self.known.parameters_in(tensor)
+            parameters |= own
+            if not own or self.known.in_storage(tensor) or getattr(ran.func, "namespace", None) not in OF_TORCH:
                 rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         self._changed.update(dict.fromkeys(parameters, WRITTEN))
         if refusal_of(ran.func) == STATISTICS:
@@ -225,6 +238,8 @@ class Draft:
         if op == len(self.ops):
             self._early.append(len(self.positions))
         self.positions.append(Position(ref, op))
+        if isinstance(ref, ParameterRef):
+            self._versions[len(self.positions) - 1] = tensor._version
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)

@@ -37,6 +37,10 @@ class KnownTensors:
         self._places: dict[int, int] = {}  # in `parameters`, by identity
         self._by_address = {parameter.data_ptr(): parameter for parameter in reversed([*closure.parameters])}
         self._addresses = {id(parameter): parameter.data_ptr() for parameter in closure.parameters}
+        self._versions = {id(parameter): parameter._version for parameter in closure.parameters}
+        self._in_storage: dict[int, list[torch.Tensor]] = {}  # as they lie before the forward
+        for parameter in (each for each in closure.parameters if why_not_plain(each) is None):
+            self._in_storage.setdefault(storage_of(parameter), []).append(parameter)
         self._moved: set[int] = set()  # the places of parameters that had other memory when something read them
         # As they are before the forward, since a later call reads them then: what the forward itself puts in their
         # place may come from anywhere. Each with an alias: one that is made within the forward's operators counts no
@@ -68,6 +72,16 @@ class KnownTensors:
     def in_storage(self, tensor: torch.Tensor) -> Sequence[int]:
         """The current values in the tensor's storage."""
         return self._roots.get(storage_of(tensor), ())
+
+    def parameters_in(self, tensor: torch.Tensor) -> set[int]:
+        """The parameters that share memory with the tensor, by index."""
+        start, stop = span(tensor)
+        near = ((parameter, *span(parameter)) for parameter in self._in_storage.get(storage_of(tensor), ()))
+        found = {self._place(parameter) for parameter, low, high in near if max(low, start) < min(high, stop)}
+        if not found and self._value(tensor) is None:  # ZeRO-3 may have moved it
+            one = self._parameter(tensor)
+            return set() if one is None else {one}
+        return found
 
     def external(self, tensor: torch.Tensor, origin: str, source: int, alias: torch.Tensor | None = None) -> int:
         """The value of a tensor that no operator of the block made. `alias`: what is held of it; None: a new alias."""
@@ -164,6 +178,11 @@ class KnownTensors:
         before = self._addresses.get(id(parameter))
         return before not in (None, parameter.data_ptr()) and not hasattr(parameter, "ds_id")
 
+    def counts(self, parameter: int) -> bool:
+        """Whether this parameter's version has counted a write since the forward began."""
+        found = self.parameters[parameter]
+        return self._versions.get(id(found)) != found._version
+
     def pin(self, tensor: torch.Tensor) -> None:
         """Note that the program itself holds the tensor's storage until backward, whatever becomes of its values."""
         for index in self.in_storage(tensor):
@@ -208,6 +227,10 @@ class KnownTensors:
             if found is None:
                 return None
             self._by_address[start] = found
+        return self._place(found)
+
+    def _place(self, found: torch.Tensor) -> int:
+        """The index of a parameter that the block uses."""
         if id(found) not in self._places:  # it is read for the first time
             self._places[id(found)] = len(self.parameters)
             self.parameters.append(found)

@@ -20,6 +20,7 @@ class _Entry:
 
     tensor: torch.Tensor | None
     geometry: Geometry
+    offset: int  # in its storage, in elements: `resize_` gives a storage other memory
     start: int
     stop: int
     storage: StorageWeakRef
@@ -83,10 +84,7 @@ class RecordedTensors:
         if storage is None:
             return None
         alias = torch.empty(0, dtype=entry.geometry.dtype, device=storage.device)
-        # An empty tensor has no address, whatever lies in its storage.
-        start = entry.start - storage.data_ptr() if entry.geometry.numel else 0
-        offset = start // entry.geometry.dtype.itemsize
-        return alias.set_(storage, offset, entry.geometry.size, entry.geometry.stride)
+        return alias.set_(storage, entry.offset, entry.geometry.size, entry.geometry.stride)
 
     def rebuild_from(
         self, values: Sequence[RecordedValue], ops: Sequence[RecordedOp], parameters: Sequence[torch.Tensor]
@@ -108,4 +106,5 @@ class RecordedTensors:
 
 def _entry(tensor: torch.Tensor) -> _Entry:
     start, stop = span(tensor)
-    return _Entry(tensor, Geometry.of(tensor), start, stop, StorageWeakRef(tensor.untyped_storage()))
+    storage = StorageWeakRef(tensor.untyped_storage())
+    return _Entry(tensor, Geometry.of(tensor), int(tensor.storage_offset()), start, stop, storage)

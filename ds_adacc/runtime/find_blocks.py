@@ -149,8 +149,9 @@ def _is_layer(module: nn.Module) -> bool:
     """Whether the module has at least two weight matrices. Embeddings and heads have fewer, and are no blocks.
 
     One number for each channel is no matrix, though a convolution under `weight_norm` keeps these in three dimensions.
+    A matrix in one column is one: bitsandbytes keeps weights of 4 bits so.
     """
-    return sum(math.prod(shape[1:]) > 1 for shape in _shapes(module)) >= 2
+    return sum(len(shape) == 2 or math.prod(shape[1:]) > 1 for shape in _shapes(module)) >= 2
 
 
 def _stages(group: dict[str, nn.Module], layers: dict[str, nn.Module]) -> list[str]:

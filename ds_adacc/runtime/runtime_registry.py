@@ -136,7 +136,9 @@ class RuntimeRegistry:
     def unregister_model(self, model: nn.Module) -> None:
         """Forget the runtimes of the engines of this model."""
         own = set(model.modules())
-        self._of_engines = [each for each in self._of_engines if not (each[1] and own.issuperset(each[1]))]
+        for reference, modules in self._of_engines:  # the collector may call `_forget` meanwhile
+            if modules and own.issuperset(modules):
+                self._forget(reference)
 
     def own_modules(self, model: nn.Module) -> list[nn.Module]:
         """The model's modules, but for those of an engine that trains others too: a critic may share an actor's."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 import zoo
 from quantized import scaled, wrapping
+from recomputing import compare
 from recorded import captured, profile_of, record, under
 from storages import Storages
 
@@ -192,3 +193,18 @@ def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
     with pytest.raises(KeyError):
         run(x)
     assert calls[1].diverged
+
+
+class Grows(torch.nn.Linear):
+    """Enlarges a tensor that an operator of its own has made: its storage gets other memory."""
+
+    def forward(self, x):
+        x = super().forward(x).tanh()
+        grown = x.detach().cos()
+        scale = grown.sin()
+        grown.resize_(64, 64).fill_(0.5)
+        return (x * (scale + grown[:1, :4])).exp().sin()
+
+
+def test_a_tensor_may_be_enlarged():
+    compare(lambda: Grows(4, 4), 3, lambda *_: (torch.randn(3, 4, requires_grad=True),))

@@ -49,6 +49,31 @@ def test_an_engine_goes_on_when_a_later_one_is_gone():
     assert of_actor.calls == 1 and checkpointing.is_configured()
 
 
+class Frees(nn.ReLU):
+    """Frees an engine after this module was looked up in sets a few times, as Python's collector may at any time."""
+
+    def __init__(self):
+        super().__init__()
+        self.engines, self.lookups = [], 0
+
+    def __hash__(self):
+        self.lookups -= 1
+        if self.lookups == 0:
+            self.engines.clear()
+        return id(self)
+
+
+@pytest.mark.parametrize("lookups", range(1, 5))
+def test_an_engine_may_be_freed_while_those_of_a_model_are_forgotten(lookups):
+    model = Frees()
+    model.engines.append(engine(zoo.GPTBlock()))
+    of_model = Runtime(load({"adacc": {"codecs": "none", "memory_budget": 0.5}}), has_engine=True)
+    checkpointing.registry.register(of_model, model)
+    model.lookups = lookups
+    checkpointing.registry.unregister_model(model)
+    assert checkpointing.registry.runtime is None and not model.engines
+
+
 def test_a_function_of_two_engines_is_refused():
     actor, critic = zoo.GPTBlock(), zoo.GPTBlock()
     engines = engine(actor), engine(critic)

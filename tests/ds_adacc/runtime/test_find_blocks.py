@@ -96,6 +96,16 @@ def test_a_convolution_under_weight_norm_has_one_matrix(norm):
     assert list(find_blocks(model, "auto")) == ["0", "1"]
 
 
+def test_a_matrix_in_one_column_is_one():
+    """As the weights of 4 bits of bitsandbytes, and those of a layer that begins with one feature."""
+    packed = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8)) for _ in range(2)])
+    for linear in (each for layer in packed for each in layer):
+        linear.weight = nn.Parameter(torch.zeros(32, 1, dtype=torch.uint8), requires_grad=False)
+    assert list(find_blocks(packed, "auto")) == ["0", "1"]
+    narrow = nn.Sequential(*[nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 1)) for _ in range(2)])
+    assert list(find_blocks(narrow, "auto")) == ["0", "1"]
+
+
 def test_auto_takes_a_layer_that_is_an_attribute_too():
     model = nn.Module()
     model.first = zoo.BertBlock()
