@@ -6,15 +6,22 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Hashable, MutableMapping
+from collections.abc import Hashable, MutableMapping, Sequence
 from typing import Any
 
-_FIRST = 3  # of events that are alike, the first are logged one by one
+_FIRST = 3  # of events that are alike, the first are logged one by one; of many names, the first are told
 
 
 def is_logged(count: int) -> bool:
     """Whether to log an event that comes for the `count`-th time: the first three, the 10th, the 100th ..."""
     return count <= _FIRST or math.log10(count).is_integer()
+
+
+def named(names: Sequence[str]) -> str:
+    """All of these names or, of five and more, the first three and how many more there are."""
+    if len(names) <= _FIRST + 1:  # "and 1 more" is no shorter
+        return ", ".join(names)
+    return f"{', '.join(names[:_FIRST])} and {len(names) - _FIRST} more"
 
 
 def get_logger() -> logging.Logger:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ds_adacc import planner
 from ds_adacc.cli.plan_computation import Planned
+from ds_adacc.log import named
 from ds_adacc.plan.budget_error import as_key
 from ds_adacc.planner import human_bytes
 from ds_adacc.report.decision import decision_of, named_choices
@@ -18,7 +19,6 @@ from ds_adacc.report.grid import table
 from ds_adacc.report.tables import baselines_grid, decision_tables
 
 _ROWS = 12  # of a frontier's table, beside the points in use
-_NAMED = 3  # the most values that are named by each choice, of what changes from one point to the next
 
 
 def document(planned: Planned) -> dict[str, Any]:
@@ -177,13 +177,7 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str], nbytes: Mappin
     by_choice: dict[str, list[str]] = {}
     for name in sorted(changed, key=lambda name: -nbytes[name]):
         by_choice.setdefault(after.get(name, "drop"), []).append(name)
-    return "; ".join(f"{choice} {_named(names)}" for choice, names in by_choice.items()) or "statistics only"
-
-
-def _named(names: Sequence[str]) -> str:
-    if len(names) <= _NAMED + 1:  # "and 1 more" is no shorter
-        return ", ".join(names)
-    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return "; ".join(f"{choice} {named(names)}" for choice, names in by_choice.items()) or "statistics only"
 
 
 def _counted(choices: Mapping[str, str]) -> str:

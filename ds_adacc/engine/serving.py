@@ -127,12 +127,15 @@ def _give_back_as_now(engine: Any, in_training: dict[int, nn.Module]) -> None:
 def _summary(model: nn.Module, blocks: dict[str, nn.Module]) -> str:
     """What the log says of the blocks found."""
     if not blocks:
-        alone = _classes(lone_layers(model))
-        return (
+        text = (
             '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
             "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers "
-            f"in adacc.blocks{alone and f'. Layers alone in their lists, which the model may run repeatedly: {alone}'}"
+            "in adacc.blocks"
         )
+        alone = lone_layers(model)
+        if alone:
+            text += f". Layers alone in their lists, which the model may run repeatedly: {_classes(alone)}"
+        return text
     names = [name or "the whole model" for name in blocks]
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"
     text = f"{found} ({_classes(blocks)})"

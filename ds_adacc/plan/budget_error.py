@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
 
 from ds_adacc import planner
 from ds_adacc.config import MemoryBudget
+from ds_adacc.log import named
 from ds_adacc.plan.budget import budget_bytes
 from ds_adacc.plan.plan import PlanRequest
 from ds_adacc.program.recording import RecordedValue, Recording
 
-_MOST_VALUES = _MOST_NAMES = 3
+_MOST_VALUES = 3
 _FEW_OPERATORS = 3
 _FRACTION_DIGITS = 4
 
@@ -76,14 +76,8 @@ def explained(
     about: dict[str, dict[str, None]] = {}  # by reason, the names of the blocks, each once
     for recording in (recordings[each.name] for each in problem.block_types if each.name in recordings):
         about.setdefault(". ".join(recording.remarks_on_replays), {})[recording.name] = None
-    lines += [f"Why no more of {_first(names)} is recomputed: {reason}." for reason, names in about.items() if reason]
+    lines += [f"Why no more of {named([*names])} is recomputed: {reason}." for reason, names in about.items() if reason]
     return BudgetTooSmall(refusal, "\n  ".join(lines))
-
-
-def _first(names: Collection[str]) -> str:
-    """The first of these names, and how many more there are."""
-    more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
-    return ", ".join([*islice(names, _MOST_NAMES), *more])
 
 
 def as_key(nbytes: int, without: int) -> str:

@@ -68,7 +68,7 @@ class Draft:
         self._masks: set[int] = set()
         self._statistics: list[torch.Tensor] = []  # the buffers that batch norms have updated
         self._changed: dict[int, str] = {}  # by parameter that the forward changes: why its readers are not replayed
-        self._versions: dict[int, int] = {}  # by position, of what was saved of a parameter
+        self._saved_parameters: list[tuple[int, int, int]] = []  # of each: the position, its index, the version
         self.has_hooks = False  # whether hooks wait for the gradients of its tensors
         self._seen: set[int] = set()  # the values that an operator has read, or autograd has saved
         self.known.tensors.rebuild_from(self.known.values, self.ops, self.known.parameters)
@@ -108,11 +108,10 @@ class Draft:
 
         `.data` has a version of its own: autograd takes it for another tensor.
         """
-        for number, version in self._versions.items():
-            position = self.positions[number]
-            index = -1 if position.ref is None or position.discarded else position.ref.index
+        for position, index, version in self._saved_parameters:
             is_written = self._changed.get(index) == WRITTEN and self.known.counts(index)
-            if is_written and self.known.parameters[index]._version != version:
+            is_needed = is_written and not self.positions[position].discarded
+            if is_needed and self.known.parameters[index]._version != version:
                 raise Unrecordable("it saves a parameter for backward and writes to it in place")
 
     def note_own_memory(self, tensor: torch.Tensor) -> bool:
@@ -238,9 +237,9 @@ class Draft:
         op = self.nodes.saver(tensor, len(self.ops)) if function is None else function.index
         if op == len(self.ops):
             self._early.append(len(self.positions))
-        self.positions.append(Position(ref, op))
         if isinstance(ref, ParameterRef):
-            self._versions[len(self.positions) - 1] = tensor._version
+            self._saved_parameters.append((len(self.positions), ref.index, tensor._version))
+        self.positions.append(Position(ref, op))
         if isinstance(ref, ValueRef):
             self._seen.add(ref.index)
             self.known.tensors.hold(ref.index)
