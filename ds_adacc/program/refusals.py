@@ -33,6 +33,11 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")  # na
 _COLLECTIVE_WORDS = ("all_reduce", "allreduce", "all_gather", "allgather", "all_to_all", "alltoall", "reduce_scatter")
 
 
+def is_of_torch(func: Any) -> bool:
+    """Whether `func` is one of torch's own operators."""
+    return getattr(func, "namespace", None) in OF_TORCH
+
+
 def refusal_of(func: Any, args: tuple[Any, ...] = (), writes_to_fresh: bool = False) -> str | None:
     """Why a call of `func` must not be replayed (Rule R6), as far as its schema tells; verifying finds the rest.
 
@@ -49,7 +54,7 @@ def refusal_of(func: Any, args: tuple[Any, ...] = (), writes_to_fresh: bool = Fa
 def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | None:
     if func.namespace in _COLLECTIVES:
         return COLLECTIVE
-    if func.namespace not in OF_TORCH and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
+    if not is_of_torch(func) and any(word in func._schema.name for word in _COLLECTIVE_WORDS):
         return COLLECTIVE
     if func._schema.name == "aten::set_":
         return REPLACED
@@ -57,7 +62,7 @@ def _refusal_of(func: torch._ops.OpOverload, writes_to_fresh: bool) -> str | Non
         return IN_PLACE
     if "batch_norm" in func._schema.name:
         return STATISTICS
-    if func.namespace in OF_TORCH and "empty" in func._schema.name:
+    if is_of_torch(func) and "empty" in func._schema.name:
         return UNINITIALISED
     if reads_data(func):
         return "reads data into Python"

@@ -15,13 +15,13 @@ from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Position, Recording
 from ds_adacc.program.refusals import (
     COMPILED,
-    OF_TORCH,
     PARAMETRIZED,
     STATISTICS,
     TAINTED,
     UNINITIALISED,
     UNSEEN,
     WRITTEN,
+    is_of_torch,
     refusal_of,
 )
 from ds_adacc.program.schema import MASKS, by_look, updated_statistics, written_values
@@ -154,7 +154,7 @@ class Draft:
         for tensor in ran.written:
             own = self.known.parameters_in(tensor)
             parameters |= own
-            if not own or self.known.in_storage(tensor) or getattr(ran.func, "namespace", None) not in OF_TORCH:
+            if not own or self.known.in_storage(tensor) or not is_of_torch(ran.func):
                 rewritten += self.known.overwritten(tensor, op, len(ran.outputs) + len(rewritten))
         self._changed.update(dict.fromkeys(parameters, WRITTEN))
         if refusal_of(ran.func) == STATISTICS:

@@ -16,7 +16,7 @@ from ds_adacc.program.generators import torch_unmoved, unmoved
 from ds_adacc.program.graphs import is_graph, keep_numbers
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import COLLECTIVE, OF_TORCH, TAINTED
+from ds_adacc.program.refusals import COLLECTIVE, TAINTED, is_of_torch
 from ds_adacc.program.registration import registration_of
 from ds_adacc.program.schema import LIFT_FRESH, keeps_memory
 from ds_adacc.program.signature import is_in_backward
@@ -102,7 +102,7 @@ class Recorder(BesideCompiled):
             if func is LIFT_FRESH and is_number(args[0]):
                 self.draft.note_number(args[0], is_doubtful=not self.watch.makes_of_number)
             call = OperatorCall(func, (args, kwargs), self.draft)
-            if getattr(func, "namespace", None) not in OF_TORCH:
+            if not is_of_torch(func):
                 self._kernel = KernelCall(func, (args, kwargs))
                 self.watch.reads.note(self._kernel.python_reads.places)
         try:

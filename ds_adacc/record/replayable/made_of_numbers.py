@@ -10,7 +10,7 @@ import torch
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.arguments import references as references_in
 from ds_adacc.program.recorded_op import RecordedOp
-from ds_adacc.program.refusals import IN_PLACE, OF_TORCH, TAINTED
+from ds_adacc.program.refusals import IN_PLACE, TAINTED, is_of_torch
 from ds_adacc.record.executed_call import ExecutedCall
 
 _FROM_FILE = "aten.from_file.default"  # the one operator of torch that reads something but tensors and numbers
@@ -56,10 +56,9 @@ class MadeOfNumbers:
         """
         references = list(references_in((ran.args, tuple(value for _, value in ran.kwargs))))
         indices = [ref.index for ref in references if isinstance(ref, ValueRef) and ref.index in self._numbers]
-        is_of_torch = getattr(ran.func, "namespace", None) in OF_TORCH
         is_drawn = torch.Tag.nondeterministic_seeded in getattr(ran.func, "tags", ())
         tensors = [output for output in ran.outputs if isinstance(output, torch.Tensor)]
-        if not indices or len(indices) != len(references) or not is_of_torch or is_drawn:
+        if not indices or len(indices) != len(references) or not is_of_torch(ran.func) or is_drawn:
             return None
         if ran.refusal not in (None, IN_PLACE, TAINTED) or ran.dynamic or any(each.dim() for each in tensors):
             return None
@@ -68,8 +67,7 @@ class MadeOfNumbers:
     def note(self, op: RecordedOp) -> None:
         """Note what an operator has made, if it has read nothing but such values, or makes its numbers itself."""
         references = list(op.references)
-        is_of_torch = getattr(op.func, "namespace", None) in OF_TORCH
-        if not (is_of_torch and op.replayable and op.draw is None and not op.written):
+        if not (is_of_torch(op.func) and op.replayable and op.draw is None and not op.written):
             return
         if all(map(self._includes, references)) and op.name != _FROM_FILE:
             for index in (index for index in op.outputs if index is not None):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.dispatch_modes import BesideCompiled
-from ds_adacc.program.refusals import OF_TORCH
+from ds_adacc.program.refusals import is_of_torch
 from ds_adacc.program.same_bits import as_bytes, pieces
 
 PATTERNS = (0xA5, 0x5A)
@@ -27,7 +27,7 @@ class Filled(BesideCompiled):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a replay calls, and what the kernels of others than torch call in turn."""
-        made = func(*args, **kwargs) if func.namespace in OF_TORCH else self.into_kernel(func, args, kwargs)
+        made = func(*args, **kwargs) if is_of_torch(func) else self.into_kernel(func, args, kwargs)
         if isinstance(made, torch.Tensor) and "empty" in str(func) and made.device.type != "meta":
             _bytes_of_storage(made).fill_(self._pattern)
         return made
