@@ -127,9 +127,11 @@ class _Run:
         if node.kind in RESHAPES and got in self._turned:
             self._turned.remove(got)
             return node.gets[0].nbytes
-        whole = next(self._nodes[edge.node].gets[edge.place] for edge in node.gives if edge is not None)
-        overlaps = node.kind == AS_STRIDED and node.gets[0].numel > whole.numel
-        return 8 * (node.gets[0].numel + whole.numel) if overlaps else 0
+        if node.kind != AS_STRIDED:
+            return 0
+        part, edges = node.gets[0].numel, (edge for edge in node.gives if edge is not None)
+        wholes = (self._nodes[edge.node].gets[edge.place].numel for edge in edges)
+        return sum(8 * (part + whole) for whole in wholes if part > whole)
 
     def _deliver(self, edge: Edge, memory: int) -> int:
         """Put a gradient where it waits for others. Returns the most bytes alive meanwhile."""

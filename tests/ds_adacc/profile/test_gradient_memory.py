@@ -84,6 +84,10 @@ def test_a_view_copies_what_has_other_strides():
     assert memory.steps([0]) == {0: Step(8, 8, 12)}
 
 
+def test_a_node_of_whose_gradients_nobody_asks_for_any_takes_what_it_gets():
+    assert GradientMemory(graph(node(0, None))).steps([0]) == {0: Step(4, 4, 0)}
+
+
 def test_what_overlaps_is_added_up_by_numbers():
     """Two rows of three elements, of a tensor of four: the gradient of that, and a number for each element of both."""
     windows = replace(node(-0.5, Edge(INPUT, 0), gets=(6,)), kind="AsStridedBackward0")
