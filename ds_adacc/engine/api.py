@@ -46,10 +46,10 @@ def initialize(
     how its blocks run: ds_adacc no longer serves it for an earlier engine.
 
     Raises ConfigError for a bad section, for one that differs from another rank's, and if the engine is to train layers
-    that an earlier engine's CompAct has changed; ValueError if the model is compiled around its blocks, or its blocks
-    under ZeRO-3. All are raised before anything is set up, but for unlike sections, and for an optimizer that CompAct
-    cannot use. Whatever is raised, ds_adacc leaves the layers of the model and the optimizer's parameter groups as they
-    were.
+    that an earlier engine's CompAct has changed; ValueError if torch.compile has compiled a module around the blocks
+    or, under ZeRO-3, a block, and for an optimizer that CompAct cannot use. All are raised before anything is set up,
+    but for unlike sections and such an optimizer. Whatever is raised, ds_adacc leaves the layers of the model and the
+    optimizer's parameter groups as they were.
     """
     checkpointing.registry.has_started = True  # whatever the section says
     given = (config, config_params, getattr(args, "deepspeed_config", None))  # deepspeed.initialize takes the first

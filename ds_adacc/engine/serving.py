@@ -134,7 +134,7 @@ def _summary(model: nn.Module, blocks: dict[str, nn.Module]) -> str:
         )
         alone = lone_layers(model)
         if alone:
-            text += f". Layers alone in their lists, which the model may run repeatedly: {_classes(alone)}"
+            text += f". If the model runs one of these layers repeatedly, list it: {_classes(alone)}"
         return text
     names = [name or "the whole model" for name in blocks]
     found = "1 block found: " + names[0] if len(names) == 1 else f"{len(names)} blocks found: {names[0]} to {names[-1]}"

@@ -28,7 +28,7 @@ class AliveCall:
     __slots__ = ("_alive", "_digest", "_forward")
 
     def __init__(self, forward: Forward, alive: Counter[str], digest: str) -> None:
-        """`alive`: how many calls of each block type are, this one among them."""
+        """`alive`: how many calls of each block type are alive, this one among them."""
         self._forward = forward
         self._alive: Counter[str] | None = alive
         self._digest = digest

@@ -35,7 +35,7 @@ class CallMoments:
 
     `input_gradients`: bytes of the gradient of each of the block's inputs that gets one: what its backward leaves.
     `times_forward`, `times_backward`: whether they do nothing but run the plan, so that their seconds are the plan's.
-    `has_run`: the forward was recorded, and had ended before what it saves was packed.
+    `was_recorded`: its forward was recorded, and had ended before what it saves was packed.
     """
 
     digest: str
@@ -47,7 +47,7 @@ class CallMoments:
     input_gradients: tuple[int, ...] = ()
     times_forward: bool = True
     times_backward: bool = True
-    has_run: bool = False
+    was_recorded: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class StepProfiler:
         self._trace: MemoryTrace | None = None
         self._calls: list[CallMoments] = []
         self._hooks: list[RemovableHandle] = []
-        self._awaited: set[int] = set()  # the parameters with such a hook, by `id`
+        self._awaited: set[int] = set()  # the parameters with a hook of `note_gradients`, by `id`
         self._arrived: list[tuple[int, int, StorageWeakRef]] = []  # their gradients: a mark, the bytes, the memory
         self._is_closed = False
 
@@ -220,7 +220,7 @@ class StepProfiler:
         return Measured(
             call.digest,
             call.policy,
-            None if call.has_run else trace.growth(call.began.mark, ended.mark),
+            None if call.was_recorded else trace.growth(call.began.mark, ended.mark),
             None if end is None else trace.transient(backward.mark, end.mark, call.input_gradients),
             _seconds(call.began, ended) if call.times_forward else None,
             _seconds(backward, end) if call.times_backward and end is not None else None,

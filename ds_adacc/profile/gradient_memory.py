@@ -120,9 +120,10 @@ class _Run:
     def _workspace(self, node: BackwardNode, got: int) -> int:
         """Bytes that the node of a view takes besides what it makes.
 
-        `view` copies what has other strides, and lets go of that. (Some views of it need no copy, which is not known
-        here: the first one is taken to make it.) Where the elements of a view overlap, what it gets of them is added up
-        by their numbers, of eight bytes each (`as_strided_backward` in torch/csrc/autograd/FunctionsManual.cpp).
+        The node of a `view` copies a gradient with other strides, and frees that. (Not every such view needs a copy,
+        and which one does is not known here: the first one counts.) Where elements of an `as_strided` overlap, its node
+        adds up their gradients by index. It makes an index of eight bytes for each element of the view and of the whole
+        (`as_strided_backward` in torch/csrc/autograd/FunctionsManual.cpp).
         """
         if node.kind in RESHAPES and got in self._turned:
             self._turned.remove(got)

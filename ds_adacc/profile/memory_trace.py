@@ -68,9 +68,9 @@ class MemoryTrace:
         return number
 
     def keep(self, mark: int, nbytes: int) -> None:
-        """Note that memory of this size is somebody else's from the mark on, and stays: `transient` takes it as freed.
+        """Note that memory of this size is somebody else's from the mark on, and stays.
 
-        So is a gradient that becomes a parameter's `.grad`.
+        `transient` then counts it as freed. This is for a gradient that becomes a parameter's `.grad`.
         """
         self._kept.append((mark, nbytes))
 
@@ -97,8 +97,8 @@ class MemoryTrace:
         """As `growth`, without the memory that is allocated after `begin` and outlives `end`, which is not the work's.
 
         DeepSpeed takes its buckets so, and fetches the parameters of later blocks. `results` are the sizes of what
-        the work itself leaves behind; of each, the last allocation of that size counts. What is kept for somebody else
-        (`keep`) counts until then.
+        the work itself leaves behind; of each, the last allocation of that size counts. What was told to
+        `keep` counts until its mark.
         """
         between = self._between(begin, end)
         if between is None:

@@ -36,9 +36,10 @@ class BesideCompiled(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def into_kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the operator returns. It goes to its kernel at once: this mode is told of what that calls in turn.
+        """Run the operator's kernel with this mode on. So the mode is told of what the kernel calls.
 
-        It is not looked into if it has no such kernel, as one of higher order, or is given no tensor.
+        An operator of higher order has no kernel, and one that is given no tensor does not tell which: these are called
+        as usual, and nothing is told of what they call.
         """
         keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors_in((args, kwargs))), _NO_KEYS)
         if keys == _NO_KEYS or not isinstance(func, torch._ops.OpOverload):

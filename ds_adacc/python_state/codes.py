@@ -18,7 +18,8 @@ _T = TypeVar("_T")
 def kept_by_code(find: Callable[[CodeType], _T]) -> Callable[[CodeType], _T]:
     """Keep what was found in a code: it does not change, and a function that is a block is asked at each call.
 
-    By its address, since torch.compile makes codes that hold a dict and so have no hash. What is kept holds its code.
+    By its address, since torch.compile makes codes that hold a dict and so have no hash. Each entry keeps its code
+    alive, so no other code gets its address.
     """
     kept: dict[int, tuple[CodeType, _T]] = {}
 

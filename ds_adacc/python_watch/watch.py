@@ -330,7 +330,7 @@ class _Paused:
 
 
 def _is_of_extension(owner: Any, called: Any) -> bool:
-    """Whether it is a function in C++ of another package than torch."""
+    """Whether it is a function in C++ of a package that is not in `TRUSTED`."""
     return is_pybinds(owner) and str(called.__module__).partition(".")[0] not in TRUSTED
 
 

@@ -168,7 +168,7 @@ class Draft:
             self.ops[base.index] = replace(base, refusal=base.refusal or _OVERWRITTEN)
         if parameters:
             op = replace(op, refusal=WRITTEN)
-            self.remark(f"{op.short_name} writes to a parameter, so what reads that is never recomputed")
+            self.remark(f"{op.short_name} writes to a parameter in the forward: what reads that is never recomputed")
         op = self._append(replace(_settled(op, ran.outputs[0], dynamic), outputs=(*made, *rewritten)))
         self._seen.update(op.reads)
         if not ran.written:

@@ -44,7 +44,7 @@ class _Second(NamedTuple):
 
 
 class _Running(NamedTuple):
-    """A call whose forward runs. `pack`: its pack hook; `done`: what to call with its output.
+    """A call that has begun and has not ended. `pack`: its pack hook; `done`: what to call with its output.
 
     `probe`: None if nothing is measured in it. `second`: None unless a second forward makes all that this one saves.
     """
@@ -185,8 +185,8 @@ class PlannedCalls:
         """Begin a call.
 
         `tracks`: whether to look for outliers in what it saves. `noted`: the buffers and the states of random
-        generators, if the tensors are packed only after the forward. `times_forward`: whether that is timed, as is the
-        backward, where nothing is measured in the call.
+        generators, if the tensors are packed only after the forward. `times_forward`: whether to time the forward. If a
+        probe measures the call, neither its forward nor its backward is timed.
         """
         bound, step, inputs = variant.bound, self._controller.step, incoming.call.inputs
         probe = self._controller.planning.trials.probe(incoming.block, variant, inputs, step)
@@ -197,7 +197,7 @@ class PlannedCalls:
             is_plain = probe is None
             observed = observer.begin(variant, incoming.block, alive, times_forward and is_plain, is_plain)
             if observed.moments is not None:
-                observed.moments.has_run = noted is not None
+                observed.moments.was_recorded = noted is not None
         on_divergence = functools.partial(self._warnings.diverged, incoming.block)
         if variant.is_predicted:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
@@ -220,10 +220,10 @@ class PlannedCalls:
         return _Running(call, watched, done, probe, second)
 
     def _second(self, incoming: Incoming, variant: Variant, recorded: Beginning | None = None) -> _Second | None:
-        """The second forward of a call that is about to begin; None if it saves what it saves.
+        """The second forward of a call; None if its policy does not recompute the block as a whole.
 
-        `recorded`: the beginning of a call that was recorded, and has run. Its second forward is timed, and so are the
-        first ones under a plan if the ranks had yet to agree on them.
+        `recorded`: the beginning of the call if it was recorded, and its forward has run. Its second forward is timed,
+        and so are the first ones under a plan if the ranks had yet to agree on them.
         """
         if not (variant.recording.is_whole and variant.bound.segments):
             return None

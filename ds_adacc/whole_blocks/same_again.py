@@ -29,7 +29,9 @@ _SECOND_FORWARD = "a second forward"  # beside the modules' numbers, by which Ze
 
 
 class SameAgain:
-    """What the second forward of one call runs in (`WholeCall`). Make it before the forward, and tell it of the end.
+    """What the second forward of one call runs in (`WholeCall`).
+
+    Make it before the forward or, of a recorded call, right after it. Call `end_forward` when the forward has ended.
 
     It sees to the block and to globals; `reached` sees to the variables around its function.
 

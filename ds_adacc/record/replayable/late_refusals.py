@@ -16,10 +16,10 @@ from ds_adacc.record.known_tensors import KnownTensors
 def readers_of_changed(
     ops: Sequence[RecordedOp], known: KnownTensors, statistics: Iterable[torch.Tensor], parameters: Mapping[int, str]
 ) -> dict[int, str]:
-    """The operators that read what changes in forward though no version tells so: each with why it is not replayed.
+    """The operators that read buffers or parameters that the forward changes, each with why it is not replayed.
 
-    Rule R6. `statistics`: the buffers that batch norms have updated. `parameters`: of those that the forward changes,
-    or seems to, why what reads them is not replayed, by index.
+    Rule R6. `statistics`: the buffers that batch norms have updated. `parameters`: by the index of a parameter that the
+    forward changes, or seems to change, why what reads it is not replayed.
     """
     updated = {index for tensor in statistics for index in known.in_storage(tensor)}
     changed = {**parameters, **dict.fromkeys(known.moved(), MOVED)}

@@ -47,7 +47,7 @@ def _agrees_on_filled(
     replays: Callable[[], Sequence[Any]],
     tensors: RecordedTensors,
 ) -> bool:
-    """Whether a replay gives the same, but in memory that a kernel of others than torch does not write."""
+    """Whether a replay gives the same bits, except in memory that a kernel which is not torch's leaves unwritten."""
     with Filled(PATTERNS[0]):
         first = replays()
     if all(map(_same, made, first)) and not any(shows_pattern(each) for each in made if each is not None):

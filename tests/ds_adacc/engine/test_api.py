@@ -116,7 +116,7 @@ def test_the_blocks_found_are_told():
     )
     albert = transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=1))
     assert summary(albert, "auto").endswith(
-        "in adacc.blocks. Layers alone in their lists, which the model may run repeatedly: AlbertLayerGroup"
+        "in adacc.blocks. If the model runs one of these layers repeatedly, list it: AlbertLayerGroup"
     )
     assert summary(model, ("LayerNorm",)) == (
         '6 blocks found: 0.ln1 to 2.ln2 (LayerNorm). They lie within the repeated layers that "auto" takes (GPTBlock). '

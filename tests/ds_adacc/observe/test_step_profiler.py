@@ -38,7 +38,7 @@ def test_a_backward_ends_where_the_next_begins():
 
 def test_of_a_forward_that_has_run_before_no_bytes_are_told():
     recorded = call(0, backward=5)
-    recorded.has_run = True
+    recorded.was_recorded = True
     recorded.finished = Moment(9, 9)
     assert measured(recorded) == [(None, (5, 9), 4)]
 

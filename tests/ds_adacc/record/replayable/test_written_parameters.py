@@ -57,7 +57,7 @@ def test_what_reads_the_parameter_is_not_recomputed_and_all_else_is(write):
     assert all(op.replayable for op in ops if op.short_name in ("addmm", "sin", "exp", "tanh"))
     assert why_not_again(recording) == "it writes to a parameter"
     name = {scales_a_part: "mul_", copies: "copy_"}.get(write, "clamp_")
-    assert recording.remarks == (f"{name} writes to a parameter, so what reads that is never recomputed",)
+    assert recording.remarks == (f"{name} writes to a parameter in the forward: what reads that is never recomputed",)
 
 
 @pytest.mark.parametrize(("write", "forwards"), [*((write, 1) for write in WRITES), (clamps, 2), (scales_a_part, 2)])
