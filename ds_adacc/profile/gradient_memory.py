@@ -104,30 +104,33 @@ class _Run:
             missing = (place for place in range(len(node.gets)) if place not in here)
             got += [self._allocate(node.gets[place].nbytes) for place in missing]
         given = [(edge, self._give(node, edge, got[0])) for edge in node.gives if edge is not None]
-        during = self.total + self._workspace(node, got[0])
+        during = self.total + self._workspace(node)
         for memory in got:
             self._release(memory)
         return Step(arriving, during, max([self._deliver(edge, memory) for edge, memory in given], default=self.total))
 
     def _give(self, node: BackwardNode, edge: Edge, got: int) -> int:
-        if not self._graph.passes_on(node, edge):
+        if not self._graph.passes_on(node, edge) or self._is_copied(node, got):
             return self._allocate(self._size(edge))
         self._users[got] += 1
         if edge.is_turned:
             self._turned.add(got)
         return got
 
-    def _workspace(self, node: BackwardNode, got: int) -> int:
-        """Bytes that the node of a view takes besides what it makes.
+    def _is_copied(self, node: BackwardNode, got: int) -> bool:
+        """Whether the node of a `view` copies the gradient, because that has other strides.
 
-        The node of a `view` copies a gradient with other strides, and frees that. (Not every such view needs a copy,
-        and which one does is not known here: the first one counts.) Where elements of an `as_strided` overlap, its node
-        adds up their gradients by index. It makes an index of eight bytes for each element of the view and of the whole
-        (`as_strided_backward` in torch/csrc/autograd/FunctionsManual.cpp).
+        Not every such view needs a copy, and which one does is not known here: the first one counts.
         """
-        if node.kind in RESHAPES and got in self._turned:
-            self._turned.remove(got)
-            return node.gets[0].nbytes
+        return node.kind in RESHAPES and got in self._turned
+
+    def _workspace(self, node: BackwardNode) -> int:
+        """Bytes that a node takes besides what it makes.
+
+        Where elements of an `as_strided` overlap, its node adds up their gradients by index. It makes an index of eight
+        bytes for each element of the view and of the whole (`as_strided_backward` in
+        torch/csrc/autograd/FunctionsManual.cpp).
+        """
         if node.kind != AS_STRIDED:
             return 0
         part, edges = node.gets[0].numel, (edge for edge in node.gives if edge is not None)

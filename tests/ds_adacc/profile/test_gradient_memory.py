@@ -84,6 +84,15 @@ def test_a_view_copies_what_has_other_strides():
     assert memory.steps([0]) == {0: Step(8, 8, 12)}
 
 
+def test_a_copy_lies_beside_what_others_still_hold():
+    """As of scores that are the sum of a product, whose factors have turned views, and of something else."""
+    turned = Edge(3, 0, is_passed_on=True, is_turned=True)
+    view = replace(node(0.5, passing(2)), kind="ViewBackward0")
+    product = node(0, Edge(INPUT, 0)), view, node(0.5, turned)
+    memory = GradientMemory(graph(*product, node(1, passing(4), passing(INPUT))))
+    assert memory.steps([1, 0]) == {1: Step(4, 4, 8), 0: Step(8, 12, 12)}
+
+
 def test_a_node_of_whose_gradients_nobody_asks_for_any_takes_what_it_gets():
     assert GradientMemory(graph(node(0, None))).steps([0]) == {0: Step(4, 4, 0)}
 
