@@ -31,20 +31,26 @@ def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:
     return evaluate_uniform(problem, [rule(block_type.profile) for block_type in problem.block_types])
 
 
-def retain_policy(profile: Profile) -> Policy:
+def no_checkpointing(profile: Profile) -> Policy:
     """Keep every saved value that can be stored ("Baseline" in the paper, section 4.1)."""
+    retained = zip(profile.graph.values, retain_policy(profile).stores, strict=True)
+    return Policy(tuple(None if value.lent else store for value, store in retained))
+
+
+def retain_policy(profile: Profile) -> Policy:
+    """As `no_checkpointing`, and keep what other blocks may need too (`Value.lent`)."""
     return cover(profile.graph, [RETAIN if value.storable else None for value in profile.graph.values])
 
 
 def free_of_cost(problem: Problem, budget: int) -> Solution | None:
-    """The solution that retains all, if that fits and adds no time: no search finds a better one."""
-    plain = everywhere(retain_policy, problem)
+    """The solution without checkpointing, if that fits and adds no time: no search finds a better one."""
+    plain = everywhere(no_checkpointing, problem)
     return replace(plain, proven_optimal=True) if plain.added_seconds == 0 and plain.peak <= budget else None
 
 
 def peak_without(problem: Problem, known: Simulations | None = None) -> int:
     """Peak bytes without checkpointing. `known`: as in `simulations`."""
-    return peak_bytes(problem, [(retain_policy(each.profile),) * each.blocks for each in problem.block_types], known)
+    return peak_bytes(problem, [(no_checkpointing(each.profile),) * each.blocks for each in problem.block_types], known)
 
 
 def recompute_policy(profile: Profile) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.graph import BlockGraph
@@ -26,7 +27,8 @@ class Policy:
         self._check_stores(profile)
         graph = profile.graph
         for event in graph.events:
-            self._check_at_hand(graph, f"event {event.name!r}", event.values)
+            asked = [value for value in event.values if not graph.values[value].lent]
+            self._check_at_hand(graph, f"event {event.name!r}", asked)
         for index in reversed(graph.replayed(self.stores)):  # backwards: readers are visited before makers
             op = graph.ops[index]
             self._check_at_hand(graph, f"replayed op {op.name!r}", op.inputs)
@@ -35,6 +37,11 @@ class Policy:
     def on_device(self) -> Policy:
         """The same without copies to host memory: what it does to the data."""
         return Policy(tuple(map(on_device, self.stores)))
+
+    def lending(self, profile: Profile) -> Policy:
+        """The same, with what other blocks may need retained (`Value.lent`)."""
+        pairs = zip(profile.graph.values, self.stores, strict=True)
+        return Policy(tuple(RETAIN if value.lent else store for value, store in pairs))
 
     def is_on_offer(self, profile: Profile) -> bool:
         """Whether all stores that it names are on offer."""
@@ -72,7 +79,7 @@ class Policy:
             if store not in (None, RETAIN):
                 profile.codec(index, store)
 
-    def _check_at_hand(self, graph: BlockGraph, where: str, values: tuple[int, ...]) -> None:
+    def _check_at_hand(self, graph: BlockGraph, where: str, values: Sequence[int]) -> None:
         for index in values:
             value = graph.values[index]
             is_rebuilt = value.producer is not None and graph.ops[value.producer].replayable

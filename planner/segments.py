@@ -86,9 +86,19 @@ class Segments:
         return {value: index for index, op in enumerate(self.ops) for value in op.outputs}
 
     @functools.cached_property
+    def readers(self) -> Mapping[int, Sequence[int]]:
+        """By value, the ops that read it and may be replayed because someone asks for what they make."""
+        readers: dict[int, list[int]] = {}
+        for index in sorted(self.rebuildable, reverse=True):
+            if any(value in readers or value in self._saved for value in self.ops[index].outputs):
+                for value in set(self.ops[index].inputs):
+                    readers.setdefault(value, []).append(index)
+        return readers
+
+    @functools.cached_property
     def passing(self) -> Mapping[int, int]:
         """By value that only passes through a replay, the exit of its segment."""
-        readers, exits = self._readers(), dict[int, int]()
+        readers, exits = self.readers, dict[int, int]()
         for op in reversed(self.ops):  # backwards: readers are visited before makers
             used = [value for value in op.outputs if value in readers or value in self._saved]
             if any(value in self._storable or value in self._saved for value in used):
@@ -109,15 +119,6 @@ class Segments:
         read = {value: index for index in ops for value in self.ops[index].inputs}
         inputs = tuple(value for value in read if value not in self.passing)
         return Segment(ops, inputs, {value: index for value, index in read.items() if value in self.passing})
-
-    def _readers(self) -> dict[int, list[int]]:
-        """By value, the ops that read it and may be replayed because someone asks for what they make."""
-        readers: dict[int, list[int]] = {}
-        for index in sorted(self.rebuildable, reverse=True):
-            if any(value in readers or value in self._saved for value in self.ops[index].outputs):
-                for value in set(self.ops[index].inputs):
-                    readers.setdefault(value, []).append(index)
-        return readers
 
     def _exit(self, index: int, exits: Mapping[int, int]) -> int:
         """The exit of the segment that an op is part of."""

@@ -89,8 +89,8 @@ class _Backward:
             store = self.policy.stores[value]
             if store is None:
                 producer = self.profile.graph.values[value].producer
-                assert producer is not None  # else the policy holds the value: it has been checked
-                pending.extend(self._replay(producer, time))
+                if producer is not None:  # else no block needs what is lent: the policy has been checked
+                    pending.extend(self._replay(producer, time))
             elif store not in (RETAIN, OFFLOAD):
                 self.rebuilt.setdefault(value, time)
 

@@ -96,7 +96,7 @@ def _baselines(
     problem: planner.Problem, budget: int, seconds: float
 ) -> tuple[list[planner.Baseline], dict[str, dict[str, planner.Policy]]]:
     """What each baseline would have cost, and its policies by block type; those of a search only if it fits."""
-    retained = planner.everywhere(planner.retain_policy, problem)
+    retained = planner.everywhere(planner.no_checkpointing, problem)
     baselines = list(compare([Group(problem, (_names(problem),), retained)], budget))
     search = partial(planner.in_process, planner.solve_uniform, problem, budget, max_seconds=seconds)
     one, refusal = _fit(search)
@@ -124,6 +124,6 @@ def _estimate(recorded: tuple[Recorded, Recorded], budget: int, seconds: float) 
     plans = {
         "smallest peak": planner.least_peak_in_process(problem, max_seconds=seconds).policies,
         "full checkpointing": planner.everywhere(planner.recompute_policy, problem).policies,
-        "no checkpointing": planner.everywhere(planner.retain_policy, problem).policies,
+        "no checkpointing": planner.everywhere(planner.no_checkpointing, problem).policies,
     }
     return Estimate(batches, {name: line.largest(policies, budget) for name, policies in plans.items()})

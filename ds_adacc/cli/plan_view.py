@@ -102,7 +102,7 @@ def _block_types(planned: Planned) -> RenderableType:
             str(len(block_type.profile.graph.ops)),
             *(
                 human_bytes(block_type.count * plan(block_type.profile).held_bytes(block_type.profile))
-                for plan in (planner.retain_policy, planner.recompute_policy)
+                for plan in (planner.no_checkpointing, planner.recompute_policy)
             ),
         )
         for block_type in planned.problem.block_types

@@ -10,7 +10,7 @@ from ds_adacc.execute.course import Course, course_of
 from ds_adacc.kernels import separates_outliers
 from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
-from ds_adacc.plan.merged_graph import merged_graph
+from ds_adacc.plan.merged_graph import lending, merged_graph
 from ds_adacc.profile.arrival import Entrance
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
@@ -87,7 +87,7 @@ class KnownType:
     `keeps_graph`: a backward has kept the graph of its calls (`retain_graph`). The next plan counts on that.
     `keeps_casts`: whether autocast has kept casts of its weights until the next block ran; None: that was not seen.
     `_courses`: how calls run, by the policies of late.
-    `_only_retained`: the places of the inputs of which other calls hold the memory.
+    `_retained_for_others`: the places of the inputs of which other calls hold the memory.
     """
 
     recording: Recording
@@ -103,7 +103,7 @@ class KnownType:
     keeps_graph: bool = False
     keeps_casts: bool | None = None
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
-    _only_retained: set[int] = field(default_factory=set, repr=False)
+    _retained_for_others: set[int] = field(default_factory=set, repr=False)
 
     @property
     def plan(self) -> TypePlan | None:
@@ -180,6 +180,8 @@ class KnownType:
         self.outlier_channels = dict(relative.capacity)
         self.keeps_graph |= relative.keeps_graph
         self.keeps_casts = relative.keeps_casts if self.keeps_casts is None else self.keeps_casts
+        for place in relative._retained_for_others:
+            self.retain_for_others(place)
 
     @property
     def outlier_values(self) -> list[int]:
@@ -239,13 +241,20 @@ class KnownType:
         """
         self.profile = replace(self.profile, graph=merged_graph([self.profile.graph, profile.graph]))
 
-    def only_retain(self, place: int) -> None:
-        """From the next planning on, retain the input at this place: other calls hold the same memory."""
-        if place not in self._only_retained:  # this comes at every call
-            self._only_retained.add(place)
-            inputs = {v.index for v in self.recording.values if v.origin == "input" and v.source == place}
-            offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
-            self.profile = replace(self.profile, codecs=tuple(offers))
+    def retain_for_others(self, place: int) -> None:
+        """From the next planning on, retain the input at this place: other calls hold the same memory.
+
+        If backward does not ask for it, it is lent (`planner.Value.lent`). The backward of the other calls comes first,
+        and leaves its gradient for this one to add to.
+        """
+        if place in self._retained_for_others:  # this comes at every call
+            return
+        self._retained_for_others.add(place)
+        inputs = [value.index for value in self.recording.inputs if value.source == place]
+        offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
+        graph = lending(self.profile.graph, inputs)
+        carried = graph.carried_bytes + sum(graph.values[index].nbytes for index in inputs)
+        self.profile = replace(self.profile, graph=replace(graph, carried_bytes=carried), codecs=tuple(offers))
 
     def holds_outliers(self, index: int) -> bool:
         """Whether a policy in force holds the value with a codec that separates outliers."""

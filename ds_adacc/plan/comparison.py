@@ -10,7 +10,7 @@ from ds_adacc import planner
 from ds_adacc.plan.plan import Group
 
 RULES = {
-    "retain all": planner.retain_policy,
+    "retain all": planner.no_checkpointing,
     "recompute all": planner.recompute_policy,
     "compress all": planner.compress_policy,
 }

@@ -1,8 +1,8 @@
-"""One graph from several of one block type, none of which takes more than it says."""
+"""What is known of a block type beside its own recording: what it takes on other ranks, and what it lends to others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
@@ -16,4 +16,17 @@ def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
     by = {units.Bytes: max, units.DeductedBytes: min}  # what is made or late is beside less, so the least counts
     events = (units.combined(each, by).clipped for each in zip(*(g.events for g in graphs), strict=True))
     frees = all(graph.frees_stored for graph in graphs)
-    return replace(largest, ops=tuple(ops), events=tuple(events), frees_stored=frees)
+    carried = max(graph.carried_bytes for graph in graphs)
+    merged = replace(largest, ops=tuple(ops), events=tuple(events), carried_bytes=carried, frees_stored=frees)
+    return lending(merged, [index for graph in graphs for index, value in enumerate(graph.values) if value.lent])
+
+
+def lending(graph: planner.BlockGraph, indices: Iterable[int]) -> planner.BlockGraph:
+    """The graph in which those of these values are lent for which backward does not ask (`planner.Value.lent`)."""
+    lent = {*indices}.difference(graph.saved)
+    if not lent:
+        return graph
+    values = (replace(value, lent=value.lent or index in lent) for index, value in enumerate(graph.values))
+    *earlier, last = graph.events
+    last = replace(last, values=(*last.values, *sorted(lent)))
+    return replace(graph, values=tuple(values), events=(*earlier, last))

@@ -217,9 +217,10 @@ class Recording:
         return values_with_gradient(self.ops, given, {value.index for value in numbers if value.role != "statistic"})
 
     @functools.cached_property
-    def saved_inputs(self) -> tuple[int, ...]:
-        """The places of the inputs that autograd saves, of any size: every policy holds them."""
-        return tuple(sorted({value.source for value in self.inputs if value.index in self.saved}))
+    def held_inputs(self) -> tuple[int, ...]:
+        """The places of the inputs, of any size, that a call may hold: autograd saves them, or a replay reads them."""
+        held = self.saved.union(self.segments.readers)
+        return tuple(sorted({value.source for value in self.inputs if value.index in held}))
 
     @functools.cached_property
     def saved(self) -> frozenset[int]:

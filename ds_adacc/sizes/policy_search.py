@@ -83,11 +83,14 @@ class PolicySearch:
         )
 
     def _staying(self, policy: planner.Policy) -> planner.Policy | None:
-        """The policy, with what is too small here to be offloaded on its device; None if that is not on offer."""
+        """The policy, with what is too small here to be offloaded on its device; None if that is not on offer.
+
+        What other blocks may need is retained: they may have to replay something at this size.
+        """
         offers = ({offer.codec for offer in of_value} for of_value in self.spec.profile.offers)
         pairs = zip(policy.stores, offers, strict=True)
         stores = (store if store in on_offer else planner.on_device(store) for store, on_offer in pairs)
-        found = planner.Policy(tuple(stores))
+        found = planner.Policy(tuple(stores)).lending(self.spec.profile)
         return found if found.is_on_offer(self.spec.profile) else None
 
     def _held_and_moved(self, policy: planner.Policy) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Which inputs several calls of one forward hold for their backward, such as the states of an encoder.
 
-All of them hold the same memory. So it counts once: the first call that saves the input owns it, and for the others it
-is held already. A call that is given an input and does not save it owns nothing: its plan may drop it.
+All of them hold the same memory. So it counts once: the first call that saves the input, or may be recomputed from it,
+owns it, and for the others it is held already. The owner's plan retains it, also where only the others need it.
 
 A view with gaps, such as `x[:, :, i]`, keeps all the memory alive from its first byte to its last. So if calls are
 given views with gaps that keep nearly the same memory alive, these count once. Two inputs of one call both count. A
@@ -40,7 +40,7 @@ class _Owner:
 
 
 class GivenInputs:
-    """The inputs with a gradient that the calls of a pass have saved, as long as they live.
+    """The inputs with a gradient that the calls of a pass may hold, as long as they live.
 
     An input without a gradient, such as a mask, stays with the program and counts for no call.
     """
@@ -52,13 +52,13 @@ class GivenInputs:
         """The places of those inputs that an earlier call holds."""
         return tuple([n for n, each in enumerate(inputs) if each.requires_grad and self._owner(*_memory(each))])
 
-    def add(self, digest: str, saved: Mapping[int, torch.Tensor]) -> list[tuple[str, int]]:
-        """Note the inputs that a call of this block type saves, by place.
+    def add(self, digest: str, held: Mapping[int, torch.Tensor]) -> list[tuple[str, int]]:
+        """Note the inputs that a call of this block type may hold, by place.
 
         Returns, for each that an earlier call holds, that call's block type and the input's place there.
         """
         earlier, new = [], []
-        for place, tensor in saved.items():
+        for place, tensor in held.items():
             if tensor.requires_grad:
                 key, *span = _memory(tensor)
                 owner = self._owner(key, *span)

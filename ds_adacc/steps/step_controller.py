@@ -133,16 +133,16 @@ class StepController:
             self.step.drop_pass()
 
     def note_call(self, block: Block, recording: Recording, inputs: Sequence[torch.Tensor]) -> None:
-        """Note a call of this program. What an earlier call holds of its inputs, that call only retains."""
+        """Note a call of this program. What an earlier call holds of its inputs, that call retains for this one too."""
         digest = recording.digest
         has_policy = self.agreement.note_use(digest)
         self.planning.new_sizes.symbolic_types.note_use(digest)
         self.step.note_call(digest, block, has_policy)
-        saved = {place: inputs[place] for place in recording.saved_inputs}
-        for owner, place in self.step.current_pass.given.add(digest, saved):
+        held = {place: inputs[place] for place in recording.held_inputs}
+        for owner, place in self.step.current_pass.given.add(digest, held):
             known = self.agreement.known_types.get(owner)
             if known is not None:  # a size that was forgotten in this forward
-                known.only_retain(place)
+                known.retain_for_others(place)
 
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""

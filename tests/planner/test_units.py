@@ -19,7 +19,7 @@ from ds_adacc.planner.units import (
     units_of,
 )
 
-PLAIN = {"producer", "storable", "on_request", "alive_until", "cached"}  # the structure of the graph
+PLAIN = {"producer", "storable", "on_request", "alive_until", "cached", "lent"}  # the structure of the graph
 COST = CodecCost("a", 1, 2.0, 3.0, 0.4, 5, 0.6, False, 7, 8.0, 9.0)
 GRAPH = BlockGraph(
     (Value("x", "", 4, None, True), Value("y", "", 6, 0, True)),

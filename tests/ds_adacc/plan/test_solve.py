@@ -1,5 +1,6 @@
 """What is searched for when no plan fits, and what comes into force when the solver is out of time."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -133,3 +134,18 @@ def test_a_new_group_that_simple_rules_do_not_fit_takes_the_smallest_peak_found(
     assert least < peak(block_type, planner.retain_policy(block_type.profile))
     (group,) = solve(PlanRequest({"a": block_type}, [frozenset("a")]), least, CONFIG, {}, Forgiven.OUT_OF_TIME)
     assert group.solution.peak == least and not group.shortfall
+
+
+def test_policies_in_force_lend_to_blocks_that_replay_something_now():
+    """They were found when the budget allowed all blocks to retain everything: then none needs what is lent."""
+    block_type = chain("a", 8)
+    *earlier, last = block_type.profile.graph.events
+    values = replace(block_type.profile.graph.values[0], lent=True), *block_type.profile.graph.values[1:]
+    graph = replace(block_type.profile.graph, values=values, events=(*earlier, replace(last, values=(1, 0))))
+    block_type = replace(block_type, profile=replace(block_type.profile, graph=graph))
+    in_force = {"a": (planner.no_checkpointing(block_type.profile),) * 2}
+    request = PlanRequest({"a": block_type}, [frozenset("a")])
+    (group,) = solve(request, request.peak_without(), CONFIG, in_force, Forgiven.NONE)
+    assert group.solution.policies == (in_force["a"],)
+    (group,) = solve(request, request.peak_without() - 1, CONFIG, in_force, Forgiven.NONE)
+    assert all(policy.stores[0] == "retain" for policy in group.solution.policies[0])

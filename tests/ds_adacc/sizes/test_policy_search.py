@@ -74,3 +74,14 @@ def test_of_policies_that_hold_nothing_the_one_that_moves_less_is_the_leanest(or
     least = search.peak((policies[1],) * BLOCKS)
     assert search.peak(relative.policies) > least
     assert search.policies(least) == (policies[1],) * BLOCKS
+
+
+def test_what_is_inherited_lends_to_blocks_that_have_to_replay_something_here(profile):
+    graph = profile.graph
+    values = replace(graph.values[0], lent=True), *graph.values[1:]
+    *earlier, last = graph.events
+    lent = replace(profile, graph=replace(graph, values=values, events=(*earlier, replace(last, values=(1, 0)))))
+    spec = planner.BlockType("block", lent, BLOCKS)
+    relative = TypePlan(spec, (planner.no_checkpointing(lent),) * BLOCKS, {}, Correction())
+    search = PolicySearch(relative, lent, {"block": relative}, [], {}, lambda index, policy: True)
+    assert [policy.stores for policy in search.inherited()] == [("retain", "retain", "retain")] * BLOCKS
