@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.block_type import TypePlan
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies
+from ds_adacc.plan.live_sets import LiveSet, Orders, TypePolicies
 from ds_adacc.plan.plan import PlanRequest
 
 Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
@@ -31,7 +31,7 @@ class PolicySearch:
         profile: planner.Profile,
         plans: Mapping[str, TypePlan],
         live_sets: Sequence[LiveSet],
-        orders: Mapping[LiveSet, tuple[str, ...]],
+        orders: Orders,
         permit: Permit,
     ) -> None:
         name = relative.spec.name
