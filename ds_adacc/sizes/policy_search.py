@@ -98,11 +98,6 @@ class PolicySearch:
         """The plan of the block type `name`, which has this profile, with these policies."""
         return replace(self._relative, spec=replace(self.spec, name=name), policies=policies)
 
-    def compressed(self, limit: int) -> TypePolicies | None:
-        """Everything compressed that can be, as the preset "quantization" demands; None if that does not fit."""
-        policies = (planner.compress_policy(self.spec.profile),) * len(self._relative.policies)
-        return policies if self.peak(policies) <= limit else None
-
     def _shared(self, limit: int) -> TypePolicies | None:
         spec = self._relative.spec
         # A lossy policy that no block has run yet would await its trial.
