@@ -40,7 +40,7 @@ class Planned(Codec):
         self._check(dtype)
         return 0
 
-    def plan(self, *key: Any) -> Any:
+    def _plan(self, *key: Any) -> Any:
         """Return `self._make_plan(*key)`, where the key is (shape, dtype, device, ...)."""
         found = self._plans.get(key)
         if found is None:
@@ -49,7 +49,7 @@ class Planned(Codec):
             found = self._plans[key] = self._make_plan(*key)
         return found
 
-    def kernels(self, device: torch.device) -> Kernels:
+    def _kernels_on(self, device: torch.device) -> Kernels:
         """Return the kernels given to the codec, or those of the device."""
         return self._kernels or kernels_of(device)
 
