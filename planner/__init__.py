@@ -21,7 +21,8 @@ Read the files in this order:
 * `solver_process` runs the solver in a child process; `split_by_strictness` shows it blocks with larger errors
   as a type of their own.
 
-The planner needs python-mip and knows neither torch nor what a codec does.
+The planner needs python-mip and knows neither torch nor what a codec does. *The paper*, in all of its files, is Chen
+et al., *Adacc: An Adaptive Framework Unifying Compression and Activation Recomputation for LLM Training*.
 """
 
 try:

@@ -175,10 +175,10 @@ class BlockGraph:
     def kept_until(self) -> tuple[int, ...]:
         """Per value, the last event at which what is stored of it is alive; -1 if no event needs it."""
         end = len(self.events) - 1
-        return tuple(last if self.frees_stored or last < 0 else end for last in self.needed_until)
+        return tuple(last if self.frees_stored or last < 0 else end for last in self._needed_until)
 
     @functools.cached_property
-    def needed_until(self) -> tuple[int, ...]:
+    def _needed_until(self) -> tuple[int, ...]:
         """Per value, the last event that asks for it or for what may be rebuilt from it; -1 if none does.
 
         Until then what is stored of it stays: someone may run backward again, or in parts.
@@ -195,7 +195,7 @@ class BlockGraph:
 
     def let_go(self, time: int) -> tuple[int, ...]:
         """The values of an event that no later one may need. A copy of such a value is gone when the step has run."""
-        return tuple(value for value in self.events[time].values if self.needed_until[value] == time)
+        return tuple(value for value in self.events[time].values if self._needed_until[value] == time)
 
     @functools.cached_property
     def forward_lives(self) -> tuple[tuple[int, int], ...]:

@@ -7,7 +7,7 @@ held. The simulator then tells what its policies really take. It never offloads.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ds_adacc.planner.baselines import cover, retain_policy
@@ -38,7 +38,8 @@ def greedy(problem: Problem, budget: int) -> Solution:
     moves = _ranked(problem)
 
     def after(count: int) -> Solution:
-        return evaluate_uniform(problem, _policies(problem, moves[:count]))
+        places = range(len(problem.block_types))
+        return evaluate_uniform(problem, [_policy(problem, place, moves[:count]) for place in places])
 
     limit = max(budget, after(len(moves)).peak)
     # the peak falls with almost every move, so the fewest moves that fit are found by bisection
@@ -49,7 +50,7 @@ def greedy_policies(block_type: BlockType) -> list[Policy]:
     """The policies that `greedy` tries for blocks of one type: from the one that retains everything to the leanest."""
     problem = Problem((block_type,))
     moves = _ranked(problem)
-    return [_policies(problem, moves[:count])[0] for count in range(len(moves) + 1)]
+    return [_policy(problem, 0, moves[:count]) for count in range(len(moves) + 1)]
 
 
 def _ranked(problem: Problem) -> list[_Move]:
@@ -89,23 +90,15 @@ def _is_within_error(problem: Problem, moves: Sequence[_Move]) -> bool:
     if problem.max_gradient_error is None:
         return True
     place = moves[-1].place
-    block_type = problem.block_types[place]
-    policy = _policy(block_type, (move for move in moves if move.place == place))
-    return gradient_error(block_type.profile, policy) <= problem.max_gradient_error
+    error = gradient_error(problem.block_types[place].profile, _policy(problem, place, moves))
+    return error <= problem.max_gradient_error
 
 
-def _policies(problem: Problem, moves: Sequence[_Move]) -> list[Policy]:
-    """One policy per block type: everything is retained, but for these moves."""
-    return [
-        _policy(block_type, (move for move in moves if move.place == place))
-        for place, block_type in enumerate(problem.block_types)
-    ]
-
-
-def _policy(block_type: BlockType, moves: Iterable[_Move]) -> Policy:
-    """As `_policies`, of one block type, which these moves are of."""
-    graph = block_type.profile.graph
+def _policy(problem: Problem, place: int, moves: Sequence[_Move]) -> Policy:
+    """The policy of one block type: everything is retained, but for those of the moves that are of it."""
+    graph = problem.block_types[place].profile.graph
     wanted: list[str | None] = [RETAIN if value.storable else None for value in graph.values]
     for move in moves:
-        wanted[move.value] = move.store
+        if move.place == place:
+            wanted[move.value] = move.store
     return cover(graph, wanted)

@@ -19,7 +19,7 @@ from ds_adacc.planner.schedule import Schedule
 
 Expr = mip.LinExpr | mip.Var | float
 
-QUANTUM_SECONDS = 1e-7  # of time in the objective
+_QUANTUM_SECONDS = 1e-7  # of time in the objective
 
 
 class BlockVariables:
@@ -201,4 +201,4 @@ class BlockVariables:
 
 def in_quanta(seconds: float) -> int:
     """Whole numbers keep the sums of the objective exact: CBC works with tolerances."""
-    return round(seconds / QUANTUM_SECONDS)
+    return round(seconds / _QUANTUM_SECONDS)

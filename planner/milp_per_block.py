@@ -29,7 +29,7 @@ _NODES = 100
 
 @dataclass
 class _Choice:
-    """A point of the frontier that blocks of a run may take.
+    """A point of the frontier that blocks of a row may take.
 
     `run` is its simulation in granules, `blocks` how many take it, `taken` whether any does (made when first needed).
     """
@@ -40,7 +40,7 @@ class _Choice:
     taken: mip.Var | None = None
 
 
-class _Run:
+class _Row:
     """Blocks of one block type in a row, and the points that they may take, larger transients first."""
 
     def __init__(
@@ -104,10 +104,10 @@ def _without_carried(block_type: BlockType) -> BlockType:
 
 
 @dataclass
-class _Row:
+class _Limit:
     """A constraint of a block that takes this choice: `beside` and what it `needs` besides are below the peak."""
 
-    run: _Run
+    row: _Row
     choice: _Choice
     beside: mip.LinExpr
     needs: int
@@ -126,14 +126,14 @@ class PerBlockModel:
         self._model = empty_model(GAP)
         self._peak = self._model.add_var()
         self._fetch = self._model.add_var()
-        self._places, self._runs, self._last = [], [], []
+        self._places, self._rows, self._last = [], [], []
         scaled = [in_granules(block_type.profile, self._granule) for block_type in problem.block_types]
-        layout = problem.runs or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
+        layout = problem.rows or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
         for number, (place, blocks) in enumerate(layout):
             detailed = bool(problem.order) and number == len(layout) - 1
-            run = _Run(self._model, problem.block_types[place], scaled[place], points[place], blocks - detailed)
+            row = _Row(self._model, problem.block_types[place], scaled[place], points[place], blocks - detailed)
             self._places.append(place)
-            self._runs.append(run)
+            self._rows.append(row)
             if detailed:
                 last = _without_carried(problem.block_types[place])
                 self._last.append(BlockTypeModel(self._model, last, self._granule, problem.max_gradient_error))
@@ -154,8 +154,8 @@ class PerBlockModel:
             self._model.max_nodes = _NODES
         self._peak.ub = at_most(budget, self._granule)
         most = max(block_type.blocks for block_type in self._problem.block_types)
-        quanta = mip.xsum([run.quanta() for run in self._runs] + [block.variables.quanta() for block in self._last])
-        error = mip.xsum([run.error() for run in self._runs] + [block.variables.error() for block in self._last])
+        quanta = mip.xsum([row.quanta() for row in self._rows] + [block.variables.quanta() for block in self._last])
+        error = mip.xsum([row.error() for row in self._rows] + [block.variables.error() for block in self._last])
         self._model.objective = mip.minimize(quanta + ties(error, self._held(), 1 / most))
         return optimise(self._model, [self, *self._last], max_seconds)
 
@@ -171,59 +171,59 @@ class PerBlockModel:
     def policies(self) -> list[list[Policy]]:
         """Per block type, the policy of each block in forward order."""
         chosen: list[list[Policy]] = [[] for _ in self._problem.block_types]
-        for place, run in zip(self._places, self._runs, strict=True):
-            chosen[place] += run.policies()
+        for place, row in zip(self._places, self._rows, strict=True):
+            chosen[place] += row.policies()
         for block in self._last:
             chosen[self._places[-1]].append(block.variables.policy())
         return chosen
 
     def _held(self) -> mip.LinExpr:
-        return mip.xsum([run.held() for run in self._runs] + [block.memory.held() for block in self._last])
+        return mip.xsum([row.held() for row in self._rows] + [block.memory.held() for block in self._last])
 
     def tighten(self) -> bool:
         """Add constraints for the choices whose transient breaks the limit in the solution; False if there are none."""
         room = self._peak.x - self._fetch.x + 0.5
-        broken = [row for row in self._rows if row.choice.blocks.x > 0.5 and row.beside.x + row.needs > room]
-        for row in broken:
-            needed = row.needs * row.run.taken(row.choice)
-            self._model += row.beside + needed + self._fetch <= self._peak
-        self._rows = [row for row in self._rows if all(row is not other for other in broken)]
+        broken = [each for each in self._limits if each.choice.blocks.x > 0.5 and each.beside.x + each.needs > room]
+        for limit in broken:
+            needed = limit.needs * limit.row.taken(limit.choice)
+            self._model += limit.beside + needed + self._fetch <= self._peak
+        self._limits = [limit for limit in self._limits if all(limit is not other for other in broken)]
         return bool(broken)
 
     def _bound_peak(self) -> None:
-        """Keep what is alive during every block's call below the peak; `_rows` wait until `tighten` needs them."""
+        """Keep what is alive during every block's call below the peak; `_limits` wait until `tighten` needs them."""
         self._reserve_fetch()
-        cached = mip.xsum(run.cached() for run in self._runs)
+        cached = mip.xsum(row.cached() for row in self._rows)
         for block in self._last:
-            others = mip.xsum(run.held() for run in self._runs)
+            others = mip.xsum(row.held() for row in self._rows)
             block.watch(others + self._fetch, cached, mip.xsum([self._peak]))
         if self._problem.order:
-            self._rows = list(self._in_order())
+            self._limits = list(self._in_order())
             return
-        self._rows = []
-        for run in self._runs:
+        self._limits = []
+        for row in self._rows:
             alive = self._held() + self._fetch
-            self._model += alive + run.largest(lambda call: call.transient) <= self._peak
+            self._model += alive + row.largest(lambda call: call.transient) <= self._peak
             if cached.expr:
-                self._model += alive + cached + run.largest(lambda call: call.forward_transient) <= self._peak
+                self._model += alive + cached + row.largest(lambda call: call.forward_transient) <= self._peak
 
-    def _in_order(self) -> Iterator[_Row]:
+    def _in_order(self) -> Iterator[_Limit]:
         self._model += self._held() + self._fetch <= self._peak
-        for number, run in enumerate(self._runs):
-            held = mip.xsum(earlier.held() for earlier in self._runs[:number])
-            cached = mip.xsum(earlier.cached() for earlier in self._runs[:number])
-            for place, choice in enumerate(run.choices, 1):
-                left = held + run.held(place)
-                yield _Row(run, choice, left, choice.run.transient)
-                kept = cached + run.cached(place)
+        for number, row in enumerate(self._rows):
+            held = mip.xsum(earlier.held() for earlier in self._rows[:number])
+            cached = mip.xsum(earlier.cached() for earlier in self._rows[:number])
+            for place, choice in enumerate(row.choices, 1):
+                left = held + row.held(place)
+                yield _Limit(row, choice, left, choice.run.transient)
+                kept = cached + row.cached(place)
                 if kept.expr:
-                    yield _Row(run, choice, left + kept, choice.run.forward_transient)
+                    yield _Limit(row, choice, left + kept, choice.run.forward_transient)
 
     def _reserve_fetch(self) -> None:
         """Reserve room for what comes back from the host while another block's backward runs."""
-        for run in self._runs:
-            for choice in run.choices:
+        for row in self._rows:
+            for choice in row.choices:
                 if choice.run.fetched:
-                    self._model += self._fetch >= choice.run.fetched * run.taken(choice)
+                    self._model += self._fetch >= choice.run.fetched * row.taken(choice)
         for block in self._last:
             self._model += self._fetch >= block.variables.host_bytes()

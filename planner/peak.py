@@ -90,7 +90,7 @@ def timeline_of(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[
 def _calls(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> list[Simulation]:
     """One call of every block, in forward order."""
     waiting = [iter(of_type) for of_type in runs]
-    return [next(waiting[place]) for place, blocks in problem.runs for _ in range(blocks)]
+    return [next(waiting[place]) for place, blocks in problem.rows for _ in range(blocks)]
 
 
 def _unordered(problem: Problem, runs: Sequence[Sequence[Simulation]]) -> int:

@@ -39,7 +39,7 @@ class Problem:
             raise ValueError(f"max_gradient_error is {bound!r}; it must be finite and non-negative")
 
     @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
+    def rows(self) -> tuple[tuple[int, int], ...]:
         """The order as (index into `block_types`, number of blocks in a row)."""
         places = {block_type.name: place for place, block_type in enumerate(self.block_types)}
         return tuple((places[name], len(list(row))) for name, row in groupby(self.order))

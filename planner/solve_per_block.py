@@ -239,7 +239,7 @@ def _without_needless_copies(problem: Problem, budget: int, solution: Solution) 
     if not problem.order:
         return solution
     policies = [list(of_type) for of_type in solution.policies]
-    of_last = policies[problem.runs[-1][0]]
+    of_last = policies[problem.rows[-1][0]]
     of_last[-1] = of_last[-1].on_device
     found = evaluate_per_block(problem, policies)
     if found.peak > budget or found.added_seconds > solution.added_seconds:

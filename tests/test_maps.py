@@ -9,7 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = [
     path.parent
-    for path in sorted([*ROOT.glob("ds_adacc/**/__init__.py"), *ROOT.glob("planner/__init__.py")])
+    for room in ("ds_adacc", "kernels", "planner")
+    for path in sorted(ROOT.glob(f"{room}/**/__init__.py"))
     if re.search(r"^\* ", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
 ]
 PATH = "## The way of a tensor\n", "## Glossary\n"

@@ -3,10 +3,10 @@
 λη is weight decay times learning rate. The sign of the update and the learning rate are inside D. (Shamshoum et al.,
 CompAct, NAACL 2025, algorithm 3, with the weight decay of AdamW.)
 
-Rule 1: each rank updates what it holds of W. Under ZeRO-3 that is its partition; else it is all of W, by the same
-numbers on every rank. No rank ever gathers W.
-Rule 2: W has no master copy. In fp32 it needs none; in bf16 and fp16 the sum is rounded stochastically.
-Rule 3: D is zero after every step, in the master copy too: that is what the optimizer's next step starts from.
+* Each rank updates what it holds of W. Under ZeRO-3 that is its partition; else it is all of W, by the same numbers on
+  every rank. No rank ever gathers W.
+* W has no master copy. In fp32 it needs none; in bf16 and fp16 the sum is rounded stochastically.
+* D is zero after every step, in the master copy too: that is what the optimizer's next step starts from.
 """
 
 from __future__ import annotations

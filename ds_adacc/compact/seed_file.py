@@ -13,14 +13,14 @@ from typing import Any
 
 from ds_adacc.compact.compact import Compact
 
-NAME = "adacc_compact.json"
+_NAME = "adacc_compact.json"
 
 
 def write(compact: Compact, folder: Path) -> None:
     """Save the seed and the layers' ranks in the checkpoint's folder. The first rank calls. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {"seed": compact.seed, "ranks": compact.ranks}
-    (folder / NAME).write_text(json.dumps(document, indent=1) + "\n")
+    (folder / _NAME).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def read(compact: Compact | None, folder: Path) -> int | None:
@@ -28,7 +28,7 @@ def read(compact: Compact | None, folder: Path) -> int | None:
 
     Raises ValueError if the optimizer's states there have other shapes than those of this run.
     """
-    file = folder / NAME
+    file = folder / _NAME
     saved: Mapping[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
     if saved is None and compact is None:
         return None

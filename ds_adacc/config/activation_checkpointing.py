@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ds_adacc.config import ConfigError, read
-from ds_adacc.config.problems import nearest
+from ds_adacc.config.problems import ConfigError, nearest
 
 SECTION = "activation_checkpointing"
 _NUMBER = "number_checkpoints"  # all other keys are switches, which may be given as null or 1
@@ -33,12 +31,12 @@ class Options:
     profile: bool = False
 
     @classmethod
-    def of(cls, ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Options:
-        """The options of `ds_config`, a path or a dict. DeepSpeed ignores unknown keys, so they are no error here.
+    def of(cls, document: Mapping[str, Any]) -> Options:
+        """The options of a ds_config that was read. DeepSpeed ignores unknown keys, so they are no error here.
 
-        Raises ConfigError if `ds_config` cannot be read, or the section is not an object.
+        Raises ConfigError if the section is not an object.
         """
-        section = _section_of(ds_config)
+        section = _section_of(document)
         given = {field.name: section[field.name] for field in fields(cls) if field.name in section}
         return cls(**{name: value if name == _NUMBER else bool(value) for name, value in given.items()})
 
@@ -67,18 +65,18 @@ class Options:
         return tuple(name for name in idle if getattr(self, name))
 
 
-def unknown_keys(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> list[str]:
+def unknown_keys(document: Mapping[str, Any]) -> list[str]:
     """One line for each key of the section that DeepSpeed does not know either. Raises ConfigError as `Options.of`."""
     known = [field.name for field in fields(Options)]
     return [
         f"{SECTION}.{key} = {value!r}: unknown key, which has no effect{nearest(key, known)}"
-        for key, value in _section_of(ds_config).items()
+        for key, value in _section_of(document).items()
         if key not in known
     ]
 
 
-def _section_of(ds_config: str | os.PathLike[str] | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    section = read(ds_config).get(SECTION, {})
+def _section_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    section = document.get(SECTION, {})
     if not isinstance(section, Mapping):
         raise ConfigError(f"{SECTION} = {section!r}: must be an object")
     return section

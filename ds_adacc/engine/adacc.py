@@ -80,7 +80,7 @@ class Adacc:
         modules = () if self._model is None else self._model.modules()
         served = [module for module in modules if runtimes_of([module]) - {self.runtime}]
         if served:
-            trained = trained_by(engine.optimizer)
+            trained = _trained_by(engine.optimizer)
             changed = [each for each in served if any(id(parameter) in trained for parameter in each.parameters())]
             for runtime in runtimes_of(changed) - {self.runtime}:
                 runtime.controller.note_update()
@@ -138,7 +138,7 @@ class Adacc:
         self.controller.agreement.log.once(text, logging.WARNING, "%s", text)
 
 
-def trained_by(optimizer: Any) -> set[int]:
+def _trained_by(optimizer: Any) -> set[int]:
     """The identities of the parameters that DeepSpeed's optimizer trains: the model's own, not its flat copies."""
     names = ("bit16_groups", "bf16_groups", "fp16_groups")  # of ZeRO-1 and 2, bf16, fp16 and ZeRO-3
     groups = next((found for name in names if (found := getattr(optimizer, name, None))), None)

@@ -169,7 +169,7 @@ def _prepare(
     """
     stage, (model_parameters, optimizer), compact = _zero_stage(ds_config), trained, None
     if section.compact is not None:
-        refuse_compact(ds_config, model)
+        _refuse_compact(ds_config, model)
     blocks = blocks_to_serve(model, section, stage)
     checkpointing.log_options(ds_config)
     if section.compact is not None:
@@ -202,7 +202,7 @@ def _refuse_within_step(engine: Any) -> None:
         )
 
 
-def refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
+def _refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
     """Raises ConfigError for what CompAct is not made for: where a frozen weight is not simply there, or in shares."""
     zero = ds_config.get("zero_optimization", {})
     wrong = {

@@ -1,12 +1,17 @@
-"""Functions for DeepSpeed's pipelines only: the layers that a stage checkpoints, and its ranks."""
+"""Functions for DeepSpeed's pipelines only: what checkpoints the layers of a stage, and the classes of all layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from deepspeed.pipe import LayerSpec
+from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+
 from ds_adacc.checkpointing import checkpoint
 from ds_adacc.log import get_logger
 from ds_adacc.program.module_class import class_of
+
+_ORIGINAL = "_ds_adacc_original_checkpoint_func"  # the attribute that keeps what was replaced
 
 
 def checkpoints_ranges(module: Any) -> bool:
@@ -14,13 +19,8 @@ def checkpoints_ranges(module: Any) -> bool:
     return module.activation_checkpoint_interval != 0
 
 
-_ORIGINAL = "_ds_adacc_original_checkpoint_func"  # the attribute that keeps what was replaced
-
-
 def replace_checkpoint_function(module: Any) -> None:
     """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, ds_adacc's does so now."""
-    from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
-
     of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
     if checkpoints_ranges(module) and module.activation_checkpoint_func in of_deepspeed:
         setattr(module, _ORIGINAL, module.activation_checkpoint_func)
@@ -38,7 +38,5 @@ def put_back_checkpoint_function(module: Any) -> None:
 
 def layer_classes(module: Any) -> set[str]:
     """The class names of the layers of a PipelineModule, over all stages."""
-    from deepspeed.pipe import LayerSpec
-
     classes = (layer.typename if isinstance(layer, LayerSpec) else class_of(layer) for layer in module._layer_specs)
     return {each.__name__ for each in classes}

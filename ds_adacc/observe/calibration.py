@@ -16,7 +16,7 @@ from ds_adacc.plan.live_sets import LiveSet
 from ds_adacc.plan.plan import Plan
 
 Number = TypeVar("Number", int, float)
-TOLERANCE = 0.05
+_TOLERANCE = 0.05
 _MOST_CORRECTIONS = 3
 _NEGLIGIBLE = 1 << 16  # bytes; allocators round sizes by about as much
 
@@ -31,7 +31,7 @@ class Pair(Generic[Number]):
     @property
     def is_off(self) -> bool:
         """Whether the two differ by more than 5 % of the prediction."""
-        return abs(self.observed - self.planned) > TOLERANCE * self.planned
+        return abs(self.observed - self.planned) > _TOLERANCE * self.planned
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Calibration:
 
         `origins`: of each block type whose policies were adopted from another input size, the type at that size.
         """
-        excess, by_policy = excesses(measured, known_types), excesses_by_policy(measured, known_types)
+        excess, by_policy = excesses(measured, known_types), _excesses_by_policy(measured, known_types)
         for digest in [digest for digest, each in excess.items() if _is_doubted(each, known_types[digest])]:
             _warn_of_others(self._log, known_types[digest], _size(excess.pop(digest)))
         excess = at_planned_sizes(excess, known_types, origins)
@@ -137,7 +137,7 @@ def excesses(measured: Iterable[Measured], known_types: Mapping[str, KnownType])
     return found
 
 
-def excesses_by_policy(
+def _excesses_by_policy(
     measured: Iterable[Measured], known_types: Mapping[str, KnownType]
 ) -> dict[tuple[str, planner.Policy], Correction]:
     """As `excesses`, of each policy that a block type has run."""

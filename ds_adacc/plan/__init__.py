@@ -5,7 +5,7 @@ memory budget. Out comes a `Plan`: a policy for each block, the same on every ra
 
 The files, in the order in which a plan comes about:
 
-* `block_type`: what this process knows of a block type, and what all ranks have agreed on for it.
+* `block_type`: what this process knows of a block type, and the plan that it runs.
 * `forward_order`: which block comes when, the one owner of a block's index; `passes`: how many calls were alive at
   once; `live_sets`: which block types share the budget.
 * `budget`: the bytes that activations may take; `available`: those that are left on the device; `step_peak`: a CUDA

@@ -15,8 +15,8 @@ from ds_adacc.plan.block_type import TypePlan
 from ds_adacc.plan.budget_error import explained, fraction
 from ds_adacc.plan.comparison import compare
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import LiveSet, components, maximal
-from ds_adacc.plan.plan import Orders, Plan, PlanRequest
+from ds_adacc.plan.live_sets import LiveSet, Orders, components, maximal
+from ds_adacc.plan.plan import Plan, PlanRequest
 from ds_adacc.plan.rank_reports import (
     RankAnswer,
     RankReport,

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ds_adacc.execute.block import Block
-from ds_adacc.plan.live_sets import Alive
-from ds_adacc.plan.plan import Orders
+from ds_adacc.plan.live_sets import Alive, Orders
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ds_adacc import planner
 from ds_adacc.config import AdaccConfig
 
 LiveSet = frozenset[str]  # the names of its block types
+Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
 Alive = Mapping[str, int]  # how many calls of each block type of a live set are alive at once
 TypePolicies = tuple[planner.Policy, ...]  # of a block type's blocks, in forward order
 

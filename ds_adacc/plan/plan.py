@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ds_adacc import planner
-from ds_adacc.plan.live_sets import Alive, Component, LiveSet, TypePolicies
-
-Orders = Mapping[LiveSet, tuple[str, ...]]  # the block type of each block in forward order, where backward reverses it
+from ds_adacc.plan.live_sets import Alive, Component, LiveSet, Orders, TypePolicies
 
 
 @dataclass(frozen=True)

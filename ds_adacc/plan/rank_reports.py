@@ -9,9 +9,8 @@ from statistics import fmean
 
 from ds_adacc import planner
 from ds_adacc.plan.correction import Correction
-from ds_adacc.plan.live_sets import Alive, LiveSet
+from ds_adacc.plan.live_sets import Alive, LiveSet, Orders
 from ds_adacc.plan.merged_graph import merged_graph
-from ds_adacc.plan.plan import Orders
 from ds_adacc.plan.repeated_collectives import Repeatable
 from ds_adacc.planner import units
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,13 +25,6 @@ _SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 Inputs = Mapping[int, torch.Tensor]  # by value index: what an operator reads
 
 
-class Backward(NamedTuple):
-    """An operator's backward step: bytes besides the gradients that are counted for it, and seconds of one run."""
-
-    workspace_bytes: int = 0
-    seconds: float = 0.0
-
-
 def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer) -> tuple[OperatorCost, ...]:
     """What each operator costs, on the block's own tensors. One that no policy could replay costs nothing in a replay.
 
@@ -42,7 +34,8 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
     device = tensors.device
     rebuildable = recording.segments.rebuildable
     last = {need: index for index in sorted(rebuildable) for need in recording.ops[index].needs}
-    costs = [of_write(op) if op.index in recording.backward.writes_to_views else OperatorCost() for op in recording.ops]
+    writes = recording.backward.writes_to_views
+    costs = [_of_write(op) if op.index in writes else OperatorCost() for op in recording.ops]
     rebuilt = set[int]()
     for index in sorted(rebuildable):
         op = recording.ops[index]
@@ -50,7 +43,7 @@ def operator_costs(recording: Recording, tensors: RecordedTensors, timer: Timer)
         replayed = replay_workspace(op, inputs, recording.parameters, device)
         seconds = replay_seconds(op, inputs, recording, others(recording, tensors, op), timer)
         for part in op.parts:
-            if part.index not in recording.backward.writes_to_views:
+            if part.index not in writes:
                 costs[part.index] = _of_backward(part, inputs, recording, seconds, device)
         costs[index] = replace(costs[index], replay_bytes=replayed, replay_seconds=seconds)
         del inputs
@@ -68,13 +61,12 @@ def _of_backward(
 ) -> OperatorCost:
     """What its backward step costs. `seconds`: of its replay."""
     if op.is_graph:
-        backward = backward_of_graph(op, recording, seconds)
-    else:
-        backward = backward_workspace(op, inputs, recording, device)
-    early = taken = backward.workspace_bytes
-    if taken and op.is_aten:
-        early = int(min(early_workspace(op, inputs, recording, device), taken))
-    return OperatorCost(backward_bytes=taken, early_bytes=early, backward_seconds=backward.seconds)
+        return _of_graph(op, recording, seconds)
+    cost = of_step(op, inputs, recording, device)
+    if cost.backward_bytes and op.is_aten:
+        early = early_workspace(op, inputs, recording, device)
+        cost = replace(cost, early_bytes=int(min(early, cost.backward_bytes)))
+    return cost
 
 
 def others(recording: Recording, tensors: RecordedTensors, op: RecordedOp | None = None) -> list[torch.Tensor]:
@@ -103,17 +95,17 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def backward_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> Backward:
-    """Run `op` and its backward step once, in a graph of its own (Rule P3). Its results serve as their gradients.
+def of_step(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> OperatorCost:
+    """What the backward step costs: run once after `op`, in a graph of its own (Rule P3). Results serve as gradients.
 
-    Both are 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
+    All is 0 for an operator that is never replayed, writes in place, or has no derivative, and for an
     `autograd.Function` whose backward may do more than compute gradients. Memory that stays allocated (a library's own)
     does not count.
     """
     try:
         starts, ends = _apart(op, inputs, recording) if _may_run(op) else ([], [])
         if not ends:
-            return Backward()
+            return OperatorCost()
         step, timer = _step(op, starts, ends, op.index in recording.backward.strided), Timer(device)
         with MemoryTrace(device) as trace:
             seconds = timer.once(step)
@@ -122,11 +114,12 @@ def backward_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, dev
     except torch.OutOfMemoryError:
         raise
     except Exception:  # an operator without a derivative may raise anything
-        return Backward()
-    return Backward(_beyond(trace, _bytes_of(starts)), seconds)
+        return OperatorCost()
+    taken = _beyond(trace, _bytes_of(starts))
+    return OperatorCost(backward_bytes=taken, early_bytes=taken, backward_seconds=seconds)
 
 
-def of_write(op: RecordedOp) -> OperatorCost:
+def _of_write(op: RecordedOp) -> OperatorCost:
     """What the backward step takes of an operator that writes to a view. It is not run: others may have read that.
 
     Beside the gradient of the whole, which it makes, it takes a copy of the part that the view is, of which it makes
@@ -137,14 +130,15 @@ def of_write(op: RecordedOp) -> OperatorCost:
     return OperatorCost(backward_bytes=taken, early_bytes=taken)
 
 
-def backward_of_graph(op: RecordedOp, recording: Recording, seconds: float) -> Backward:
+def _of_graph(op: RecordedOp, recording: Recording, seconds: float) -> OperatorCost:
     """What the backward of a compiled graph is taken to take. It is not run before training's own first one.
 
     It is taken to allocate one gradient as large as its largest saved tensor, with all others alive, and to take twice
     the `seconds` of its forward. An observed step corrects the bytes.
     """
     saved = op.outputs[op.func.place_of_saved]
-    return Backward(max((recording.values[i].nbytes for i in saved if i is not None), default=0), 2 * seconds)
+    taken = max((recording.values[i].nbytes for i in saved if i is not None), default=0)
+    return OperatorCost(backward_bytes=taken, early_bytes=taken, backward_seconds=2 * seconds)
 
 
 def early_workspace(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> float:

@@ -256,7 +256,7 @@ class PlannedCalls:
         """Have the next call of this size recorded: what it saves does not follow its input sizes as guessed."""
         self._controller.step.current_pass.take_back(variant.digest, block)
         block.note_mispredicted(variant)
-        self._controller.planning.new_sizes.symbolic_types.doubt(variant.digest, variant.has_varied_numbers)
+        self._controller.planning.new_sizes.symbolic_types.note_mistake(variant.digest, variant.has_varied_numbers)
         self._warnings.mispredicted(block, bound, position)
 
 

@@ -144,11 +144,14 @@ class Adopter:
 
     def _within(self, limit: int, search: PolicySearch, known: KnownType, plan: TypePlan) -> TypePolicies | None:
         """Policies for the block type within so many bytes. None if none were found."""
+        profile, blocks = search.spec.profile, len(plan.policies)
         if known.recording.repeats_collectives:  # all ranks have agreed on what runs, whatever the sizes
-            like, blocks = plan.spec.name, len(plan.policies)
-            fixed = self._agreement.repeated_policies(search.spec.profile, like, blocks)
-            return fixed if search.peak(fixed) <= limit else None
-        return search.compressed(limit) if self._agreement.config.forces_compression else search.policies(limit)
+            fixed = self._agreement.repeated_policies(profile, plan.spec.name, blocks)
+        elif self._agreement.config.forces_compression:
+            fixed = (planner.compress_policy(profile),) * blocks
+        else:
+            return search.policies(limit)
+        return fixed if search.peak(fixed) <= limit else None
 
     def _search(self, known: KnownType, plan: TypePlan, alive: int) -> PolicySearch:
         """The policies of the `plan` of another size of its program, priced for this block type.

@@ -67,8 +67,8 @@ class Origins:
         sizes were, planning would not end until every pair had come.
         """
         planned = self._agreement.live_sets
-        if self.has_two_sizes(alive):
-            return any(map(self.has_two_sizes, planned))
+        if self._has_two_sizes(alive):
+            return any(map(self._has_two_sizes, planned))
         programs = self._programs(alive.keys())
         origins = {program.origin for program in programs.values() if program.origin is not None}
         return 0 < len(origins) == len(programs) and any(origins <= names for names in planned)
@@ -105,9 +105,9 @@ class Origins:
         planned = self._agreement.planned_types
         beside = {name: planned[name] for name in frozenset().union(*live_sets) if name in planned}
         programs = {plan.spec.name: plan, **beside}.values()
-        return not any(map(self.has_two_sizes, live_sets)) and all(map(self._has_steady_count, programs))
+        return not any(map(self._has_two_sizes, live_sets)) and all(map(self._has_steady_count, programs))
 
-    def has_two_sizes(self, names: Collection[str]) -> bool:
+    def _has_two_sizes(self, names: Collection[str]) -> bool:
         """Whether two of these block types are sizes of one program."""
         programs = [program for program in map(self._symbolic_types.of, names) if program is not None]
         return len(set(programs)) < len(programs)

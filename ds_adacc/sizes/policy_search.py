@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ds_adacc import planner
 from ds_adacc.plan.block_type import TypePlan
-from ds_adacc.plan.live_sets import LiveSet, TypePolicies
+from ds_adacc.plan.live_sets import LiveSet, Orders, TypePolicies
 from ds_adacc.plan.plan import PlanRequest
 
 Permit = Callable[[int, planner.Policy], bool]  # of the block with this index
@@ -31,7 +31,7 @@ class PolicySearch:
         profile: planner.Profile,
         plans: Mapping[str, TypePlan],
         live_sets: Sequence[LiveSet],
-        orders: Mapping[LiveSet, tuple[str, ...]],
+        orders: Orders,
         permit: Permit,
     ) -> None:
         name = relative.spec.name
@@ -100,11 +100,6 @@ class PolicySearch:
     def plan(self, name: str, policies: TypePolicies) -> TypePlan:
         """The plan of the block type `name`, which has this profile, with these policies."""
         return replace(self._relative, spec=replace(self.spec, name=name), policies=policies)
-
-    def compressed(self, limit: int) -> TypePolicies | None:
-        """Everything compressed that can be, as the preset "quantization" demands; None if that does not fit."""
-        policies = (planner.compress_policy(self.spec.profile),) * len(self._relative.policies)
-        return policies if self.peak(policies) <= limit else None
 
     def _shared(self, limit: int) -> TypePolicies | None:
         spec = self._relative.spec

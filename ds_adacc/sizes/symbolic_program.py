@@ -137,7 +137,7 @@ class SymbolicProgram:
         pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
         self._independent |= {place for place, (number, other) in pairs if number != other}
 
-    def doubt(self) -> None:
+    def note_mistake(self) -> None:
         """A prediction was wrong. Nothing is predicted until a recording is as predicted, nor with any number."""
         self.is_confirmed, self._independent = False, set()
         self._mistakes += 1

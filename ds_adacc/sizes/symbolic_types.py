@@ -145,7 +145,7 @@ class SymbolicTypes:
         self._add(digest, known)
         known.predicted[sizes] = digest
 
-    def doubt(self, digest: str, has_varied_numbers: bool) -> None:
+    def note_mistake(self, digest: str, has_varied_numbers: bool) -> None:
         """A call has run another program than was predicted. `has_varied_numbers`: those in its arguments may be why.
 
         The program is predicted at no further sizes until a recording confirms how it follows them.
@@ -153,7 +153,7 @@ class SymbolicTypes:
         known = self._types.get(digest)
         if known is None:
             return
-        known.program.doubt()
+        known.program.note_mistake()
         known.predicted = {}
         known.was_mistaken |= not has_varied_numbers
 

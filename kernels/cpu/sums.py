@@ -1,12 +1,32 @@
-"""A kernel for the sums of magnitudes by which outlier channels are known."""
+"""The sums of magnitudes by which outlier channels are known, and their kernels."""
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from ..codec import rows_and_channels
 from ..reference.scores import RUN
 from .compiling import kernel
-from .memory import array_at, load
+from .memory import KINDS, array_at, load
+from .openmp import OPENMP
 
 BLOCK = 2048  # elements at a time, so that they stay in the L1 cache
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """See `reference.channel_sums`. Raises TypeError or ValueError for another dtype, device or layout."""
+    if x.dtype not in KINDS:
+        raise TypeError(f"channels of {x.dtype} cannot be ranked; valid: {', '.join(map(str, KINDS))}")
+    if x.device.type != "cpu" or not x.is_contiguous():
+        raise ValueError(f"ranking takes contiguous tensors on the CPU; got strides {x.stride()} on {x.device}")
+    rows, channels = rows_and_channels(x.shape)
+    if rows * channels == 0:
+        return torch.zeros(channels, dtype=torch.float64, device="cpu")
+    runs = -(-rows // RUN)
+    sums = torch.empty((runs, channels), dtype=torch.float64, device="cpu")
+    OPENMP.run(sum_runs, runs, x.numel(), 1, KINDS[x.dtype], x, rows, channels, sums)
+    OPENMP.run(add_runs, channels, runs * channels, 1, runs, channels, sums)
+    return sums[0]
 
 
 @kernel

@@ -16,7 +16,7 @@ from .. import reference
 from ..codec import Payload, draw_seed, rows_and_channels
 from ..reference.bits import tile_count
 from ..reference.quantized import QuantizedCodec
-from .launch import SUFFIX, UNIT_BYTES, Launch, Planned, ceil_div, power_of_two, wide_reciprocal
+from .launch import SUFFIX, UNIT_BYTES, Launch, Launching, ceil_div, power_of_two, wide_reciprocal
 
 BLOCK = 256  # threads
 TEAM_BYTES = 128  # of a group, held by a thread of groups.cu
@@ -25,7 +25,7 @@ LARGEST_GROUP = 1 << 28  # elements; their places are 32-bit numbers in groups.c
 CHANNEL_ROWS = 8  # HELD in channel.cu: rows that a thread holds
 
 
-class Plan(NamedTuple):
+class Launches(NamedTuple):
     """The sizes of a payload and the launches that make it and undo it.
 
     `groups`: how many have parameters of their own; of "bits", the tiles. `compress` takes the pointers of the tensor
@@ -39,45 +39,45 @@ class Plan(NamedTuple):
     decompress: Callable[..., None]
 
 
-class _Quantized(Planned, QuantizedCodec):
+class _Quantized(Launching, QuantizedCodec):
     """What the INT4 and INT8 codecs share, besides what the reference's codecs have."""
 
     kind = "group"  # which kernels of groups.cu
     group_size: int
     scale: str
 
-    def plan_of(self, x: Tensor) -> Plan:
-        """Return the plan for a tensor to be read or written."""
-        return self.plan(x.shape, x.dtype, x.device)
+    def _launches_for(self, x: Tensor) -> Launches:
+        """Return the launches for a tensor to be read or written."""
+        return self._launches(x.shape, x.dtype, x.device)
 
     def _compress(self, x: Tensor) -> Payload:
         return self._compressed(x)
 
     def _compressed(self, x: Tensor, separated: Payload = (), tables: tuple[Tensor, ...] = ()) -> Payload:
         """`separated`: room for the payload's last parts. `tables`: what the kernel reads besides the tensor."""
-        plan = self.plan_of(x)
-        codes = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        fitted = [torch.empty(plan.groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
+        launches = self._launches_for(x)
+        codes = torch.empty(launches.code_bytes, dtype=torch.uint8, device=x.device)
+        fitted = [torch.empty(launches.groups, dtype=torch.float32, device=x.device) for _ in range(self.parameters)]
         payload = codes, *fitted, *separated
-        plan.compress(*[each.data_ptr() for each in (x, *payload, *tables)], *self.seed())
+        launches.compress(*[each.data_ptr() for each in (x, *payload, *tables)], *self._seed())
         return payload
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         x = torch.empty(shape, dtype=dtype, device=payload[0].device)
-        self.plan_of(x).decompress(*[part.data_ptr() for part in payload], x.data_ptr())
+        self._launches_for(x).decompress(*[part.data_ptr() for part in payload], x.data_ptr())
         return x
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        return self.grouped(self.kind, self.group_size, shape, dtype, device)
+    def _make_launches(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Launches:
+        return self._grouped(self.kind, self.group_size, shape, dtype, device)
 
-    def seed(self) -> tuple[int, ...]:
+    def _seed(self) -> tuple[int, ...]:
         """Return the seed of a call, if it has one."""
         return (draw_seed(self.generator),) if self.rounding == "stochastic" else ()
 
-    def grouped(
+    def _grouped(
         self, kind: str, size: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device, *numbers: int
-    ) -> Plan:
-        """Return the plan of the kernels of groups.cu: `kind` of group, "asymmetric", "outlier"."""
+    ) -> Launches:
+        """Return the launches of the kernels of groups.cu: `kind` of group, "asymmetric", "outlier"."""
         numel, groups = math.prod(shape), self._groups(shape)
         if min(size, numel) > LARGEST_GROUP:
             raise ValueError(
@@ -86,22 +86,22 @@ class _Quantized(Planned, QuantizedCodec):
         size = min(size, max(numel, 2))
         team = power_of_two(ceil_div(size * dtype.itemsize, TEAM_BYTES), 1, BLOCK)
         blocks, windows = ceil_div(groups, BLOCK // team), ceil_div(numel * dtype.itemsize, WINDOW_BYTES)
-        get = self.kernels(device).get
-        compress = get("groups.cu", f"{kind}{self.width.suffix}_compress{self.suffix(dtype)}")
+        get = self._kernels_on(device).get
+        compress = get("groups.cu", f"{kind}{self.width.suffix}_compress{self._ending(dtype)}")
         decompress = get("groups.cu", f"{kind}{self.width.suffix}_decompress_{SUFFIX[dtype]}")
         paper = () if kind == "asymmetric" else (int(self.scale == "paper"),)
-        return Plan(
+        return Launches(
             self.width.code_bytes(numel),
             groups,
             Launch(compress, blocks, BLOCK, (numel, size, team, *paper, *numbers)),
             Launch(decompress, windows, BLOCK, (numel, size, wide_reciprocal(size), *numbers)),
         )
 
-    def unaligned(
+    def _unaligned(
         self, length: int, channels: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Plan:
-        """Return the plan of the kernels of blocks.cu, for a tensor seen as (runs, length, channels)."""
-        numel, groups, get = math.prod(shape), self._groups(shape), self.kernels(device).get
+    ) -> Launches:
+        """Return the launches of the kernels of blocks.cu, for a tensor seen as (runs, length, channels)."""
+        numel, groups, get = math.prod(shape), self._groups(shape), self._kernels_on(device).get
         lanes = 32 if channels == 1 else 1
         blocks = ceil_div(numel, 2 * BLOCK)
         common, paper, kind = (numel, length, channels), int(self.scale == "paper"), f"blocks{self.width.suffix}"
@@ -111,16 +111,16 @@ class _Quantized(Planned, QuantizedCodec):
             BLOCK,
             (*common, groups, lanes, paper),
         )
-        encode = Launch(get("blocks.cu", f"{kind}_encode{self.suffix(dtype)}"), blocks, BLOCK, common)
+        encode = Launch(get("blocks.cu", f"{kind}_encode{self._ending(dtype)}"), blocks, BLOCK, common)
         decode = Launch(get("blocks.cu", f"{kind}_decode_{SUFFIX[dtype]}"), blocks, BLOCK, common)
 
         def compress(x: int, codes: int, scales: int, *seed: int) -> None:
             fit(x, scales)
             encode(x, scales, codes, *seed)
 
-        return Plan(self.width.code_bytes(numel), groups, compress, decode)
+        return Launches(self.width.code_bytes(numel), groups, compress, decode)
 
-    def suffix(self, dtype: torch.dtype) -> str:
+    def _ending(self, dtype: torch.dtype) -> str:
         """Return how the name of a compression kernel ends."""
         return f"_stochastic_{SUFFIX[dtype]}" if self.rounding == "stochastic" else f"_{SUFFIX[dtype]}"
 
@@ -132,33 +132,35 @@ class GroupCodec(_Quantized, reference.GroupCodec):
 class TokenCodec(_Quantized, reference.TokenCodec):
     __doc__ = reference.TokenCodec.__doc__
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+    def _make_launches(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Launches:
         rows, channels = rows_and_channels(shape)
         if channels % 2 and rows > 1:
-            return self.unaligned(channels, 1, shape, dtype, device)
-        return self.grouped("group", channels, shape, dtype, device)
+            return self._unaligned(channels, 1, shape, dtype, device)
+        return self._grouped("group", channels, shape, dtype, device)
 
 
 class ChannelCodec(_Quantized, reference.ChannelCodec):
     __doc__ = reference.ChannelCodec.__doc__
 
-    def plan_of(self, x: Tensor) -> Plan:
-        return self.plan(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
+    def _launches_for(self, x: Tensor) -> Launches:
+        return self._launches(x.shape, x.dtype, x.device, x.data_ptr() % UNIT_BYTES == 0)
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool = True) -> Plan:
+    def _make_launches(
+        self, shape: torch.Size, dtype: torch.dtype, device: torch.device, aligned: bool = True
+    ) -> Launches:
         rows, channels = rows_and_channels(shape)
         units, rest = divmod(channels * dtype.itemsize, UNIT_BYTES)
         if rest or not aligned:
-            return self.unaligned(self.group_size, channels, shape, dtype, device)
+            return self._unaligned(self.group_size, channels, shape, dtype, device)
         down = power_of_two(ceil_div(min(self.group_size, rows), CHANNEL_ROWS), 1, 32)
         across = power_of_two(units, 32 // down, BLOCK // down)
         blocks_across = ceil_div(units, across)
         blocks = ceil_div(rows, self.group_size) * blocks_across
         size, reciprocal = min(self.group_size, rows), ((1 << 32) - 1) // max(1, blocks_across)
-        common, get = (rows, channels, size, across, blocks_across, reciprocal), self.kernels(device).get
-        compress = get("channel.cu", f"{self.name}_compress{self.suffix(dtype)}")
+        common, get = (rows, channels, size, across, blocks_across, reciprocal), self._kernels_on(device).get
+        compress = get("channel.cu", f"{self.name}_compress{self._ending(dtype)}")
         decompress = get("channel.cu", f"{self.name}_decompress_{SUFFIX[dtype]}")
-        return Plan(
+        return Launches(
             self.width.code_bytes(rows * channels),
             self._groups(shape),
             Launch(compress, blocks, across * down, (*common, int(self.scale == "paper"))),
@@ -192,12 +194,12 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return super()._decompress(payload if self.channels.numel() else payload[:2], shape, dtype)
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
+    def _make_launches(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Launches:
         width, capacity = rows_and_channels(shape)[1], self.channels.numel()
         if not capacity:
-            return super()._make_plan(shape, dtype, device)
+            return super()._make_launches(shape, dtype, device)
         numbers = width, capacity, power_of_two(capacity, 1, 1 << 30), wide_reciprocal(width)
-        return self.grouped("outlier", self.group_size, shape, dtype, device, *numbers)
+        return self._grouped("outlier", self.group_size, shape, dtype, device, *numbers)
 
     def _mask(self, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a row of integers as wide as the elements: 0 for an outlier channel, all bits set for the others."""
@@ -208,28 +210,28 @@ class OutlierCodec(_Quantized, reference.OutlierCodec):
         return self._masks[key]
 
 
-class BitsCodec(Planned, reference.BitsCodec):
+class BitsCodec(Launching, reference.BitsCodec):
     __doc__ = reference.BitsCodec.__doc__
 
     RESTORED_BYTES = 4 * UNIT_BYTES * BLOCK  # by a block; HELD in bits.cu: units that a thread holds
 
     def _compress(self, x: Tensor) -> Payload:
-        plan = self.plan(x.shape, x.dtype, x.device)
-        bits = torch.empty(plan.code_bytes, dtype=torch.uint8, device=x.device)
-        values = torch.empty(2 * plan.groups, dtype=x.dtype, device=x.device)
-        plan.compress(x.data_ptr(), bits.data_ptr(), values.data_ptr())
+        launches = self._launches(x.shape, x.dtype, x.device)
+        bits = torch.empty(launches.code_bytes, dtype=torch.uint8, device=x.device)
+        values = torch.empty(2 * launches.groups, dtype=x.dtype, device=x.device)
+        launches.compress(x.data_ptr(), bits.data_ptr(), values.data_ptr())
         return bits, values
 
     def _decompress(self, payload: Payload, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         bits, values = payload
         x = torch.empty(shape, dtype=dtype, device=bits.device)
-        self.plan(x.shape, dtype, x.device).decompress(bits.data_ptr(), values.data_ptr(), x.data_ptr())
+        self._launches(x.shape, dtype, x.device).decompress(bits.data_ptr(), values.data_ptr(), x.data_ptr())
         return x
 
-    def _make_plan(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Plan:
-        numel, width, get = math.prod(shape), dtype.itemsize, self.kernels(device).get
+    def _make_launches(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Launches:
+        numel, width, get = math.prod(shape), dtype.itemsize, self._kernels_on(device).get
         tiles, restoring = tile_count(numel), ceil_div(numel * width, self.RESTORED_BYTES)
-        return Plan(
+        return Launches(
             ceil_div(numel, 8),
             tiles,
             Launch(get("bits.cu", f"bits_compress_{width}"), tiles, BLOCK, (numel,)),

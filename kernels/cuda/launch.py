@@ -25,31 +25,31 @@ class Launch(NamedTuple):
             self.kernel(self.blocks, self.threads, pointers + self.numbers)
 
 
-class Planned(Codec):
+class Launching(Codec):
     """A codec without a workspace, which works out its launches once for each shape, dtype and device."""
 
-    LIMIT = 256  # plans; those of shapes that never come back must not pile up
-    _make_plan: Callable[..., Any]
+    LIMIT = 256  # keys; launches of shapes that never come back must not pile up
+    _make_launches: Callable[..., Any]
 
     def __init__(self, *args: Any, kernels: Kernels | None = None) -> None:
         super().__init__(*args)
         self._kernels = kernels
-        self._plans: dict[tuple, Any] = {}
+        self._known: dict[tuple, Any] = {}
 
     def workspace_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         self._check(dtype)
         return 0
 
-    def plan(self, *key: Any) -> Any:
-        """Return `self._make_plan(*key)`, where the key is (shape, dtype, device, ...)."""
-        found = self._plans.get(key)
+    def _launches(self, *key: Any) -> Any:
+        """Return `self._make_launches(*key)`, where the key is (shape, dtype, device, ...)."""
+        found = self._known.get(key)
         if found is None:
-            if len(self._plans) >= self.LIMIT:
-                self._plans.clear()
-            found = self._plans[key] = self._make_plan(*key)
+            if len(self._known) >= self.LIMIT:
+                self._known.clear()
+            found = self._known[key] = self._make_launches(*key)
         return found
 
-    def kernels(self, device: torch.device) -> Kernels:
+    def _kernels_on(self, device: torch.device) -> Kernels:
         """Return the kernels given to the codec, or those of the device."""
         return self._kernels or kernels_of(device)
 

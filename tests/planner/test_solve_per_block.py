@@ -234,7 +234,7 @@ def runs_on_offer(problem, single):
             limits = {"max_seconds": 60, "max_gradient_error": bound, "with_cached": with_cached}
             policies |= {point.policy for point in frontier(block_type.profile, **limits)}
         of_type.append([simulate(block_type.profile, policy) for policy in policies])
-    layout = problem.runs or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
+    layout = problem.rows or [(place, block_type.blocks) for place, block_type in enumerate(problem.block_types)]
     blocks = [(place, of_type[place]) for place, count in layout for _ in range(count)]
     if problem.order:
         # the last block may do anything

@@ -204,8 +204,8 @@ def test_blocks_that_backward_keeps_have_no_order(block):
 
 def test_runs(block):
     block_types = (BlockType("a", block, 3), BlockType("b", block, 2))
-    assert Problem(block_types).runs == ()
-    assert Problem(block_types, order=tuple("abbaa")).runs == ((0, 1), (1, 2), (0, 2))
+    assert Problem(block_types).rows == ()
+    assert Problem(block_types, order=tuple("abbaa")).rows == ((0, 1), (1, 2), (0, 2))
 
 
 @pytest.mark.parametrize("bound", [-0.1, float("nan"), float("inf")])

@@ -5,7 +5,7 @@ import torch
 
 from ds_adacc.kernels import CODECS, cuda, separates_outliers
 from ds_adacc.kernels.codec import make
-from ds_adacc.kernels.cuda.launch import Planned
+from ds_adacc.kernels.cuda.launch import Launching
 from ds_adacc.kernels.reference.bits import TILE
 
 QUANTIZED = [name for name in CODECS if name != "bits"]
@@ -119,11 +119,11 @@ def test_kernels_are_looked_up_once_a_shape(name):
     assert len(recorder.looked_up) == found
 
 
-def test_plans_do_not_pile_up():
+def test_launches_do_not_pile_up():
     codec = build("group", Recorder())
-    for n in range(Planned.LIMIT + 50):
+    for n in range(Launching.LIMIT + 50):
         codec.compress(torch.zeros(n))
-    assert len(codec._plans) == 50
+    assert len(codec._known) == 50
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
