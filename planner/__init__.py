@@ -16,8 +16,9 @@ Read the files in this order:
   `milp_memory` (bytes), `milp` (what all searches share, and the call of CBC);
 * the planners that search it: `solve_uniform` (one policy for all blocks of a type), `frontier` (the best policies of
   one block), `milp_per_block` and `solve_per_block` (a policy for each block);
-* where the solver gives no policies, or not the best: `mix_points` mixes those of the frontiers, `without_solver` needs
-  nothing of the solver, `least_bytes` is a bound that none can go below;
+* where the solver gives no policies, or not the best: `mix_points` mixes those of the frontiers (`mix_in_order`, where
+  the order of the blocks is known), `without_solver` needs nothing of the solver, `least_bytes` is a bound that none
+  can go below;
 * `solver_process` runs the solver in a child process; `split_by_strictness` shows it blocks with larger errors
   as a type of their own.
 

@@ -1,7 +1,8 @@
 """Policies for all blocks, mixed from the points of their frontiers by a rule, where the integer program finds no mix.
 
-One price of a byte held comes first: each block takes the point that is cheapest at that price (Everett, "Generalized
-Lagrange multiplier method", 1963). It leaves room that no price fills. There, blocks one by one take quicker points.
+In a known order, `mix_in_order` finds the mix. Else one price of a byte held comes first: each block takes the point
+that is cheapest at that price (Everett, "Generalized Lagrange multiplier method", 1963). It leaves room that no price
+fills. There, blocks one by one take quicker points.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from ds_adacc.planner.frontier import Point
+from ds_adacc.planner.mix_in_order import mix_in_order
 from ds_adacc.planner.peak import Simulations, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -39,15 +41,20 @@ class _Mixing:
         }
 
     def solution(self) -> Solution | None:
-        prices = [*sorted(set(self._prices())), inf]
-        lowest = bisect_left(prices, True, key=lambda price: self._fits(self._at(price)))
-        if lowest == len(prices):
+        in_order = bool(self._problem.order)
+        mix = mix_in_order(self._problem, self._frontiers, self._budget) if in_order else self._cheapest()
+        if mix is None:
             return None
-        mix = self._at(prices[lowest])
         tries = iter(range(_MOST_TRIES))
         while self._is_quickened(mix, tries):
             pass
         return evaluate_per_block(self._problem, self._policies(mix), self._known)
+
+    def _cheapest(self) -> list[list[int]] | None:
+        """What is cheapest at the lowest price at which it fits; None if it fits at none."""
+        prices = [*sorted(set(self._prices())), inf]
+        lowest = bisect_left(prices, True, key=lambda price: self._fits(self._at(price)))
+        return None if lowest == len(prices) else self._at(prices[lowest])
 
     def _prices(self) -> Iterator[float]:
         """The prices, in seconds a byte, at which a block takes another point."""

@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from random_blocks import examples, microseconds, profiles
 
 from ds_adacc.planner import (
+    BlockGraph,
     BlockType,
+    Event,
     NoSolutionInTime,
+    Op,
     Policy,
     Problem,
+    Profile,
+    Value,
     added_seconds,
     everywhere,
     frontier,
@@ -43,6 +48,42 @@ def test_what_no_price_fills_single_blocks_do():
     assert (solution.policies[0].count(KEEP), solution.policies[0].count(PACK)) == (2, 6)
     assert (microseconds(solution.added_seconds), solution.peak, solution.fallback) == (6, 36, "")
     assert not solution.proven_optimal
+
+
+def test_in_a_known_order_the_last_block_holds_more_than_the_others():
+    """A block holds 8 bytes or 2, and takes 4 besides in backward; one that holds 2 takes the 8, too. So the third one
+    fits into 4 + 8 + 4 if it holds 8, and the second into 2 + 2 + 8 + 4.
+    """
+    values = Value("x", "", 2, None, True), Value("y", "", 8, 0, True)
+    graph = BlockGraph(values, (Op("op", (0,), (1,), True),), (Event("y", (1,), 4),))
+    problem = Problem((BlockType("a", Profile(graph, (1e-6,), ((), ())), 3),), ("a",) * 3)
+    kept, replayed = Policy((None, "retain")), Policy(("retain", None))
+    assert {point.policy for point in frontiers(problem)[0]} == {kept, replayed}
+    assert mixed(problem, 16).policies == ((replayed, replayed, kept),)
+    assert mixed(problem, 16).peak == 16
+    assert mixed(problem, 15) is None
+
+
+@st.composite
+def in_order(draw):
+    """Two block types of up to two blocks in some order."""
+    random = profiles(st.integers(0, 40), may_keep=False)
+    types = tuple(BlockType(name, draw(random), draw(st.integers(1, 2))) for name in "ab")
+    return Problem(types, tuple(draw(st.permutations([each.name for each in types for _ in range(each.blocks)]))))
+
+
+@examples(25)
+@given(problem=in_order(), share=st.floats(0, 1))
+def test_in_a_known_order_no_mix_is_quicker(problem, share):
+    of_types = frontiers(problem)
+    choices = [
+        itertools.product([each.policy for each in points], repeat=block_type.blocks)
+        for block_type, points in zip_types(problem, of_types)
+    ]
+    mixes = [(peak_bytes(problem, mix), added_seconds(problem, mix)) for mix in itertools.product(*map(list, choices))]
+    budget = min(mixes)[0] + round(share * (max(mixes)[0] - min(mixes)[0]))
+    solution = mix_points(problem, of_types, budget)
+    assert solution.added_seconds == pytest.approx(min(seconds for peak, seconds in mixes if peak <= budget))
 
 
 def test_blocks_that_save_more_bytes_a_second_come_first():
