@@ -203,7 +203,7 @@ def _refuse_within_step(engine: Any) -> None:
 
 
 def _refuse_compact(ds_config: Mapping[str, Any], model: nn.Module) -> None:
-    """Raises ConfigError for what CompAct is not made for: where a frozen weight is not simply there, or in shares."""
+    """Raises ConfigError for what CompAct is not made for: it reads frozen weights whole, or as ZeRO-3's shares."""
     zero = ds_config.get("zero_optimization", {})
     wrong = {
         "a PipelineModule": isinstance(model, PipelineModule),

@@ -14,15 +14,15 @@ from ds_adacc.program.module_class import class_of
 _ORIGINAL = "_ds_adacc_original_checkpoint_func"  # the attribute that keeps what was replaced
 
 
-def checkpoints_ranges(module: Any) -> bool:
-    """Whether a PipelineModule checkpoints ranges of its layers."""
-    return module.activation_checkpoint_interval != 0
+def layers_checkpointed_at_once(module: Any) -> int:
+    """The layers in each range that a PipelineModule checkpoints; 0 if it checkpoints none."""
+    return module.activation_checkpoint_interval
 
 
 def replace_checkpoint_function(module: Any) -> None:
     """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, ds_adacc's does so now."""
     of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
-    if checkpoints_ranges(module) and module.activation_checkpoint_func in of_deepspeed:
+    if layers_checkpointed_at_once(module) and module.activation_checkpoint_func in of_deepspeed:
         setattr(module, _ORIGINAL, module.activation_checkpoint_func)
         module.activation_checkpoint_func = checkpoint
         get_logger().info("the pipeline's activation_checkpoint_func is ds_adacc.checkpointing.checkpoint from now on")

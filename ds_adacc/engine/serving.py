@@ -50,7 +50,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
     """
     is_pipeline = isinstance(engine, PipelineEngine)
-    if is_pipeline and section.blocks == "auto" and pipeline.checkpoints_ranges(engine.module):
+    ranges_of = pipeline.layers_checkpointed_at_once(engine.module) if is_pipeline and section.blocks == "auto" else 0
+    if ranges_of:
         blocks = {}
     ranks = Ranks(planning_ranks(engine), section.solver.max_seconds)
     if compact is not None:
@@ -85,8 +86,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module)
     log = runtime.agreement.log
-    log.info("%s", _summary(engine.module, blocks))
-    if blocks:
+    log.info("%s", _summary(engine.module, blocks, ranges_of))
+    if blocks or ranges_of:
         log.info("the first step records and measures the blocks: it takes much longer than later steps")
 
 
@@ -124,8 +125,13 @@ def _give_back_as_now(engine: Any, in_training: dict[int, nn.Module]) -> None:
         engine._orig_fwds[place] = module.forward
 
 
-def _summary(model: nn.Module, blocks: dict[str, nn.Module]) -> str:
-    """What the log says of the blocks found."""
+def _summary(model: nn.Module, blocks: dict[str, nn.Module], ranges_of: int) -> str:
+    """What the log says of the blocks found. `ranges_of`: the blocks are ranges of so many layers of a pipeline."""
+    if ranges_of:
+        return (
+            f"each range of layers that the pipeline checkpoints is a block (activation_checkpoint_interval = "
+            f"{ranges_of})"
+        )
     if not blocks:
         text = (
             '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '

@@ -100,7 +100,7 @@ def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeyp
 
 
 def summary(model, wanted):
-    return serving._summary(model, find_blocks(model, wanted))
+    return serving._summary(model, find_blocks(model, wanted), 0)
 
 
 def test_the_blocks_found_are_told():
@@ -113,6 +113,9 @@ def test_the_blocks_found_are_told():
         '0 blocks found ("auto" takes layers of one class, two or more in a list). If the model runs its blocks '
         "through ds_adacc.checkpointing, these are planned for. If it does not, list the class names of its layers in "
         "adacc.blocks"
+    )
+    assert serving._summary(nn.Identity(), {}, 2) == (
+        "each range of layers that the pipeline checkpoints is a block (activation_checkpoint_interval = 2)"
     )
     albert = transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=1))
     assert summary(albert, "auto").endswith(
