@@ -186,9 +186,12 @@ def _prepare(
 def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
     if section == in_force:
         return
-    how = "which is not disabled"
-    if section is not None:
-        how = "; ".join(f"{key} is {its} there, {own} here" for key, own, its in section.differences(in_force))
+    if section is None:
+        raise ConfigError(
+            "adacc.enabled = False: this engine runs with ds_adacc already; to train without it, make another engine of "
+            "the model with this section"
+        )
+    how = "; ".join(f"{key} is {its} there, {own} here" for key, own, its in section.differences(in_force))
     raise ConfigError(
         f"adacc: this engine already runs with another section ({how}); attach once, or with the same section"
     )

@@ -59,6 +59,7 @@ def refusals():
     adacc = ds_adacc.attach(engine, {"adacc": SECTION})
     assert ds_adacc.attach(engine, {"adacc": SECTION}) is adacc
     said += [_refusal(engine, {"adacc": SECTION | {"memory_budget": 0.5}}), _refusal(engine)]
+    said.append(_refusal(engine, {"adacc": {"enabled": False}}))
     return said
 
 

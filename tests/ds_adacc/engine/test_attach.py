@@ -39,7 +39,7 @@ def test_losses_are_bit_identical_and_blocks_recompute(ranks, case):
 
 def test_attach_says_what_it_does_not_take(ranks):
     for rank in ranks:
-        no_engine, no_section, misspelt, midway, other, unnamed = rank["refusals"]
+        no_engine, no_section, misspelt, midway, other, unnamed, disabled = rank["refusals"]
         assert (
             no_engine
             == "TypeError: attach needs a DeepSpeed engine: what deepspeed.initialize returns first, or accelerate's "
@@ -53,6 +53,10 @@ def test_attach_says_what_it_does_not_take(ranks):
         assert other.startswith("ConfigError: adacc: this engine already runs with another section")
         assert "(memory_budget is " in other and " there, " in other
         assert unnamed == no_section
+        assert disabled == (
+            "ConfigError: adacc.enabled = False: this engine runs with ds_adacc already; to train without it, make "
+            "another engine of the model with this section"
+        )
 
 
 _ONE_PROCESS = ["--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
