@@ -188,8 +188,8 @@ def _refuse_another(section: AdaccConfig | None, in_force: AdaccConfig) -> None:
         return
     if section is None:
         raise ConfigError(
-            "adacc.enabled = False: this engine runs with ds_adacc already; to train without it, make another engine of "
-            "the model with this section"
+            "adacc.enabled = False: this engine runs with ds_adacc already; to train without it, make another engine "
+            "of the model with this section"
         )
     how = "; ".join(f"{key} is {its} there, {own} here" for key, own, its in section.differences(in_force))
     raise ConfigError(
