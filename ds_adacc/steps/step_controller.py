@@ -138,6 +138,8 @@ class StepController:
         has_policy = self.agreement.note_use(digest)
         self.planning.new_sizes.symbolic_types.note_use(digest)
         self.step.note_call(digest, block, has_policy)
+        if not self._calls_share_inputs:
+            return
         held = {place: inputs[place] for place in recording.held_inputs}
         for owner, place in self.step.current_pass.given.add(digest, held):
             known = self.agreement.known_types.get(owner)
@@ -150,11 +152,13 @@ class StepController:
             self.planning.pending.note_late(self.agreement.origin(digest), "second forwards were timed after the plan")
 
     def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """The places of those inputs of a call that an earlier call of this forward holds.
+        """The places of those inputs of a call that an earlier call of this forward holds."""
+        return self.step.current_pass.given.held(inputs) if self._calls_share_inputs else ()
 
-        No places if block inputs are partitioned or held on the host: then each call makes a copy of its own.
-        """
-        return self.step.current_pass.given.held(inputs) if self.agreement.inputs == InputPlacement() else ()
+    @property
+    def _calls_share_inputs(self) -> bool:
+        """Whether calls hold the inputs that they are given: partitioned or on the host, each call holds its own."""
+        return self.agreement.inputs == InputPlacement()
 
     def end_backward(self) -> None:
         """Note the end of a forward and its backward. The block types that ran were alive together: a live set.

@@ -11,6 +11,7 @@ from torch import nn
 
 from ds_adacc import planner
 from ds_adacc.config import load
+from ds_adacc.execute.input_placement import InputPlacement
 from ds_adacc.profile.memory_trace import MemoryTrace
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.steps import given_inputs
@@ -146,6 +147,16 @@ def test_what_blocks_need_only_to_recompute_counts_once(budget):
     bias = runs.agreement.known_types[lender.name].recording.inputs[1].index
     assert policy.stores[bias] == (None if budget == 1 else planner.RETAIN)
     assert [each.profile.graph.carried_bytes for each in plan.block_types] == [of_bias, of_bias]
+
+
+def test_held_on_the_host_each_call_has_a_copy_of_its_own():
+    model, runs = Positions(), runtime(codecs="none", memory_budget=0.6)
+    runs.controller.hold_inputs(InputPlacement(on_host=True))
+    for _ in range(3):
+        model.step(runs.checkpoint)
+    (block_type,) = runs.controller.plan.block_types
+    assert block_type.count == LAYERS
+    assert not any(value.lent for value in block_type.profile.graph.values)
 
 
 class Down(nn.Module):
