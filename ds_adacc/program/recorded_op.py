@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references
+from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references_in
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.graphs import is_graph
 from ds_adacc.python_state.places import PythonReads
@@ -110,7 +110,7 @@ class RecordedOp:
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:
-        yield from references((self.args, tuple(value for _, value in self.kwargs)))
+        return references_in((self.args, self.kwargs))
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -98,5 +98,5 @@ def _is_moderate(op: RecordedOp) -> bool:
 
 def _is_given_huge_number(op: RecordedOp) -> bool:
     numbers: list[float] = []
-    extract_numbers(CONSTANTS, (op.args, tuple(value for _, value in op.kwargs)), numbers)
+    extract_numbers(CONSTANTS, (op.args, op.kwargs), numbers)
     return not all(abs(number) < _HUGE for number in numbers)  # NaN is no number, and not below anything
