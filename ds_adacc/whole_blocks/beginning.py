@@ -44,7 +44,7 @@ class Beginning:
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
         self._objects: list[Any] = []
-        self._arguments = _Copies(self._taken).of((run.args, run.keywords))
+        self._arguments = _copied((run.args, run.keywords), self._taken, {})
         # What the block's own modules hold is seen to by `SameAgain` and `buffers`.
         own = {id(tensor) for *_, tensor in call.closure.buffers()} if self._objects else ()
         self._contents = _contents_of(self._objects, own)
@@ -67,7 +67,7 @@ class Beginning:
                 "it after backward, or give each call an object of its own"
             )
         with self._as_it_was(), torch.enable_grad():
-            args, kwargs = _Copies(_given).of(self._arguments)
+            args, kwargs = _copied(self._arguments, _given, {})
             return self._function(*args, **kwargs)
 
     def changed(self) -> str | None:
@@ -133,21 +133,14 @@ def _given(leaf: Any) -> Any:
     return leaf.tensor() if isinstance(leaf, _Given) else leaf
 
 
-class _Copies:
-    """Copies of trees of plain tuples, lists and dicts, with `leaf` of each leaf: one copy of each object."""
-
-    def __init__(self, leaf: Callable[[Any], Any]) -> None:
-        self._leaf = leaf
-        self._known: dict[int, Any] = {}
-
-    def of(self, tree: Any) -> Any:
-        if id(tree) not in self._known:
-            self._known[id(tree)] = self._copy(tree)
-        return self._known[id(tree)]
-
-    def _copy(self, tree: Any) -> Any:
+def _copied(tree: Any, leaf: Callable[[Any], Any], known: dict[int, Any]) -> Any:
+    """A copy of a tree of plain tuples, lists and dicts, with `leaf` of each leaf. `known`: the copies, by identity."""
+    if id(tree) not in known:
         if type(tree) in (tuple, list):
-            return type(tree)(map(self.of, tree))
-        if type(tree) is dict:
-            return {key: self.of(item) for key, item in tree.items()}
-        return self._leaf(tree)
+            copy = type(tree)([_copied(item, leaf, known) for item in tree])
+        elif type(tree) is dict:
+            copy = {key: _copied(item, leaf, known) for key, item in tree.items()}
+        else:
+            copy = leaf(tree)
+        known[id(tree)] = copy
+    return known[id(tree)]
