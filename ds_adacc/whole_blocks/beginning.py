@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -66,24 +66,16 @@ class Beginning:
                 f"{changed} has changed since the first began, so the second would compute something else. Change "
                 "it after backward, or give each call an object of its own"
             )
-        with self._as_it_was(), torch.enable_grad():
+        state = self.random, casting(self._autocast, self._caches_casts), under(self._modes), self.buffers.as_before()
+        with ExitStack() as stack:
+            for context in (*state, *self._devices, torch.enable_grad()):
+                stack.enter_context(context)
             args, kwargs = _copied(self._arguments, _given, {})
             return self._function(*args, **kwargs)
 
     def changed(self) -> str | None:
         """A number or a tensor in an object among the arguments that is another now; None if there is none."""
         return min(rewritten(self._contents, _contents_of(self._objects)), default=None) if self._contents else None
-
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self.random)
-            stack.enter_context(casting(self._autocast, self._caches_casts))
-            stack.enter_context(under(self._modes))
-            stack.enter_context(self.buffers.as_before())
-            for mode in self._devices:
-                stack.enter_context(mode)
-            yield
 
     def _taken(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
