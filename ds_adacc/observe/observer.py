@@ -71,7 +71,7 @@ class Observer:
         profiler, nodes = self._profiler, []
         if profiler is not None and observed.moments is not None:
             given = (value for value in call.bound.recording.inputs if value.requires_grad)
-            observed.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
+            observed.moments.input_gradients = tuple(value.geometry.nbytes for value in given)
             nodes = profiler.note_end(observed.moments, inputs)
             nodes += profiler.note_gradients(call.bound.recording.parameters)
 
