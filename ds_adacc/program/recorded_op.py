@@ -118,6 +118,11 @@ class RecordedOp:
         return tuple(dict.fromkeys(ref.index for ref in self.references if isinstance(ref, ValueRef)))
 
     @property
+    def makes(self) -> tuple[int, ...]:
+        """Indices of the values that it makes."""
+        return tuple(index for index in self.outputs if index is not None)
+
+    @property
     def parts(self) -> tuple[RecordedOp, ...]:
         """The operators that a replay runs, in order: those that made what this one writes to, and this one."""
         return (*(part for base in self.bases for part in base.parts), self)
@@ -130,8 +135,7 @@ class RecordedOp:
     @property
     def of_planner(self) -> planner.Op:
         """The operator as the planner sees it, which counts the values alone."""
-        made = tuple(index for index in self.outputs if index is not None)
-        return planner.Op(self.short_name, self.needs if self.replayable else self.reads, made, self.replayable)
+        return planner.Op(self.short_name, self.needs if self.replayable else self.reads, self.makes, self.replayable)
 
     @functools.cached_property
     def template(self) -> Template:

@@ -69,7 +69,7 @@ class MadeOfNumbers:
         if not (is_of_torch(op.func) and op.replayable and op.draw is None and not op.written):
             return
         if all(map(self._includes, references)) and op.name != _FROM_FILE:
-            for index in (index for index in op.outputs if index is not None):
+            for index in op.makes:
                 self._made_by[index] = op.index
                 self._from[index] = frozenset((index,)).union(*(self._from[ref.index] for ref in references))
 
