@@ -71,9 +71,8 @@ class Observer:
         profiler, nodes = self._profiler, []
         if profiler is not None and observed.moments is not None:
             given = (value for value in call.bound.recording.inputs if value.requires_grad)
-            observed.moments.input_gradients = tuple(v.geometry.numel * v.geometry.dtype.itemsize for v in given)
+            observed.moments.input_gradients = tuple(value.geometry.nbytes for value in given)
             nodes = profiler.note_end(observed.moments, inputs)
-            nodes += profiler.note_gradients(call.bound.recording.parameters)
 
         def watched(tensor: torch.Tensor) -> NotifyingSlot:
             slot = pack(tensor)
@@ -87,6 +86,7 @@ class Observer:
             self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
             if profiler is not None and observed.moments is not None:
                 observed.moments.ended = profiler.now()
+                profiler.note_gradients(call.bound.recording.parameters)
                 _watch_backward(weakref.ref(observed), output)
 
         return watched, done

@@ -126,12 +126,13 @@ class StepProfiler:
         self._hooks += [node.register_prehook(end) for node in nodes]
         return nodes
 
-    def note_gradients(self, parameters: Iterable[torch.Tensor]) -> list[Node]:
+    def note_gradients(self, parameters: Iterable[torch.Tensor]) -> None:
         """Have it noted when the gradients of these parameters arrive, which may become their `.grad`.
 
-        Returns the nodes, as `note_end` does.
+        The forward that uses them has run. Before, their nodes would be made here, and expect gradients as small as
+        what ZeRO-3 has left of a parameter that is gathered within the call.
         """
-        profiler, nodes = weakref.ref(self), []
+        profiler = weakref.ref(self)
 
         def arrive(gradients: tuple[torch.Tensor | None, ...]) -> None:
             known, (gradient,) = profiler(), gradients
@@ -145,9 +146,7 @@ class StepProfiler:
             may_stay = parameter.requires_grad and parameter.is_leaf and parameter.grad is None
             if may_stay and id(parameter) not in self._awaited:
                 self._awaited.add(id(parameter))
-                nodes.append(get_gradient_edge(parameter).node)
-                self._hooks.append(nodes[-1].register_prehook(arrive))
-        return nodes
+                self._hooks.append(get_gradient_edge(parameter).node.register_prehook(arrive))
 
     def note_kept(self) -> None:
         """Tell the trace which gradients have become the `.grad` of a parameter: all that are left by now."""

@@ -74,14 +74,6 @@ def _filled(tree: Any, tensor_of: Callable[[ValueRef | ParameterRef], torch.Tens
     return kind([_filled(item, tensor_of) for item in tree]) if kind is tuple or kind is list else tree
 
 
-def references(tree: Any) -> Iterator[ValueRef | ParameterRef]:
-    if isinstance(tree, ValueRef | ParameterRef):
-        yield tree
-    elif isinstance(tree, tuple | list):
-        for item in tree:
-            yield from references(item)
-
-
 def without_data(tree: Any, dynamic: frozenset[int]) -> Any:
     """`tree` without device numbers and addresses, and without the geometries of the values in `dynamic`."""
     if isinstance(tree, torch.device):
@@ -129,6 +121,10 @@ def substitute_numbers(kinds: tuple[type, ...], tree: Any, numbers: Iterator[Any
     return tree
 
 
+def references_in(tree: Any) -> Iterator[ValueRef | ParameterRef]:
+    return _instances(_REFERENCES, tree)
+
+
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
     return _instances(torch.Tensor, tree)
 
@@ -137,8 +133,8 @@ def generators_in(tree: Any) -> Iterator[torch.Generator]:
     return _instances(torch.Generator, tree)
 
 
-def _instances(kind: type, tree: Any) -> Iterator[Any]:
-    """The objects of this class in nested tuples, lists and dicts, in order."""
+def _instances(kind: type | tuple[type, ...], tree: Any) -> Iterator[Any]:
+    """The objects of this class, or of these, in nested tuples, lists and dicts, in order."""
     if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, tuple | list):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc import planner
-from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references
+from ds_adacc.program.arguments import ParameterRef, Template, ValueRef, references_in
 from ds_adacc.program.function_operator import FunctionOperator
 from ds_adacc.program.graphs import is_graph
 from ds_adacc.python_state.places import PythonReads
@@ -110,12 +110,17 @@ class RecordedOp:
 
     @property
     def references(self) -> Iterator[ValueRef | ParameterRef]:
-        yield from references((self.args, tuple(value for _, value in self.kwargs)))
+        return references_in((self.args, self.kwargs))
 
     @property
     def reads(self) -> tuple[int, ...]:
         """Indices of the values it reads, each once, in order of first use."""
         return tuple(dict.fromkeys(ref.index for ref in self.references if isinstance(ref, ValueRef)))
+
+    @property
+    def makes(self) -> tuple[int, ...]:
+        """Indices of the values that it makes."""
+        return tuple(index for index in self.outputs if index is not None)
 
     @property
     def parts(self) -> tuple[RecordedOp, ...]:
@@ -130,8 +135,7 @@ class RecordedOp:
     @property
     def of_planner(self) -> planner.Op:
         """The operator as the planner sees it, which counts the values alone."""
-        made = tuple(index for index in self.outputs if index is not None)
-        return planner.Op(self.short_name, self.needs if self.replayable else self.reads, made, self.replayable)
+        return planner.Op(self.short_name, self.needs if self.replayable else self.reads, self.makes, self.replayable)
 
     @functools.cached_property
     def template(self) -> Template:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -71,16 +71,10 @@ def roles_of_function(op: RecordedOp) -> tuple[dict[int, str], dict[int, str]]:
         return {}, {}
     roles = {**roles_by_name(op.func.cls), **registration_of(op.func.cls).roles}
     read: dict[int, str] = {}
-    for name, ref in _references(op):
-        if name in roles:
-            read.setdefault(ref.index, roles[name])
+    for name, given in zip(arguments_of(op.func.cls), op.args, strict=False):
+        if isinstance(given, ValueRef) and name in roles:
+            read.setdefault(given.index, roles[name])
     outputs = (("output" if number == 0 else f"output {number}", index) for number, index in enumerate(op.outputs))
     made = {index: roles[name] for name, index in outputs if index is not None and name in roles}
     inside = zip(op.outputs[op.func.place_of_saved], op.func.roles, strict=False)  # only a graph's are known
     return read, {**{index: role for index, role in inside if None not in (index, role)}, **made}
-
-
-def _references(op: RecordedOp) -> Iterator[tuple[str, ValueRef]]:
-    for name, given in zip(arguments_of(op.func.cls), op.args, strict=False):
-        if isinstance(given, ValueRef):
-            yield name, given

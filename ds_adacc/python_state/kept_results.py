@@ -24,9 +24,13 @@ _MOST = 4  # results that are read at every call; a table for each length would 
 
 
 class KeptResults:
-    """The mark of a function of the user's that keeps its results. It is equal to any other one."""
+    """The mark of a function of the user's that keeps its results. It is equal to any other one.
+
+    `code`: what computes the results.
+    """
 
     def __init__(self, function: functools._lru_cache_wrapper[Any], computes: types.FunctionType) -> None:
+        self.code = computes.__code__
         self._function = weakref.ref(function)
         self._hits = function.cache_info().hits
         self._computes = weakref.ref(computes)
@@ -36,12 +40,6 @@ class KeptResults:
 
     def __hash__(self) -> int:
         return 0
-
-    @property
-    def code(self) -> types.CodeType | None:
-        """The code that computes the results."""
-        computes = self._computes()
-        return None if computes is None else computes.__code__
 
     def used_since(self) -> types.CodeType | None:
         """The code that has computed a result which was taken since, if it reads anything of the user's; else None.
@@ -53,7 +51,7 @@ class KeptResults:
             return None
         if getattr(function, "_dynamo_marked_constant", False):
             return None
-        return computes.__code__ if _reads_more(computes) else None
+        return self.code if _reads_more(computes) else None
 
 
 def _reads_more(function: types.FunctionType) -> bool:

@@ -207,10 +207,9 @@ class Learner:
     def _note_computed(self, called: RecordedCall) -> None:
         """Keep what was read where results were computed which their function may keep: another block may use them."""
         watch = called.captured.watch
-        codes = [mark.code for mark in called.guards.values() if isinstance(mark, KeptResults)]
-        for code in codes:
-            if code is not None and watch.has_seen(code):
-                _, places = self._computed.setdefault(id(code), (code, {}))
+        for mark in called.guards.values():
+            if isinstance(mark, KeptResults) and watch.has_seen(mark.code):
+                _, places = self._computed.setdefault(id(mark.code), (mark.code, {}))
                 places.update(watch.reads.places)
 
     def _warn_of_limits(self, block: Block, recording: Recording, checkpoint: str | None) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ class Beginning:
         self.held: dict[int, Retained] = {}
         self._function: Callable[..., Any] = run.func
         self._objects: list[Any] = []
-        self._arguments = _Copies(self._taken).of((run.args, run.keywords))
+        self._arguments = _copied((run.args, run.keywords), self._taken, {})
         # What the block's own modules hold is seen to by `SameAgain` and `buffers`.
         own = {id(tensor) for *_, tensor in call.closure.buffers()} if self._objects else ()
         self._contents = _contents_of(self._objects, own)
@@ -66,24 +66,16 @@ class Beginning:
                 f"{changed} has changed since the first began, so the second would compute something else. Change "
                 "it after backward, or give each call an object of its own"
             )
-        with self._as_it_was(), torch.enable_grad():
-            args, kwargs = _Copies(_given).of(self._arguments)
+        state = self.random, casting(self._autocast, self._caches_casts), under(self._modes), self.buffers.as_before()
+        with ExitStack() as stack:
+            for context in (*state, *self._devices, torch.enable_grad()):
+                stack.enter_context(context)
+            args, kwargs = _copied(self._arguments, _given, {})
             return self._function(*args, **kwargs)
 
     def changed(self) -> str | None:
         """A number or a tensor in an object among the arguments that is another now; None if there is none."""
         return min(rewritten(self._contents, _contents_of(self._objects)), default=None) if self._contents else None
-
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self.random)
-            stack.enter_context(casting(self._autocast, self._caches_casts))
-            stack.enter_context(under(self._modes))
-            stack.enter_context(self.buffers.as_before())
-            for mode in self._devices:
-                stack.enter_context(mode)
-            yield
 
     def _taken(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -133,21 +125,14 @@ def _given(leaf: Any) -> Any:
     return leaf.tensor() if isinstance(leaf, _Given) else leaf
 
 
-class _Copies:
-    """Copies of trees of plain tuples, lists and dicts, with `leaf` of each leaf: one copy of each object."""
-
-    def __init__(self, leaf: Callable[[Any], Any]) -> None:
-        self._leaf = leaf
-        self._known: dict[int, Any] = {}
-
-    def of(self, tree: Any) -> Any:
-        if id(tree) not in self._known:
-            self._known[id(tree)] = self._copy(tree)
-        return self._known[id(tree)]
-
-    def _copy(self, tree: Any) -> Any:
+def _copied(tree: Any, leaf: Callable[[Any], Any], known: dict[int, Any]) -> Any:
+    """A copy of a tree of plain tuples, lists and dicts, with `leaf` of each leaf. `known`: the copies, by identity."""
+    if id(tree) not in known:
         if type(tree) in (tuple, list):
-            return type(tree)(map(self.of, tree))
-        if type(tree) is dict:
-            return {key: self.of(item) for key, item in tree.items()}
-        return self._leaf(tree)
+            copy = type(tree)([_copied(item, leaf, known) for item in tree])
+        elif type(tree) is dict:
+            copy = {key: _copied(item, leaf, known) for key, item in tree.items()}
+        else:
+            copy = leaf(tree)
+        known[id(tree)] = copy
+    return known[id(tree)]

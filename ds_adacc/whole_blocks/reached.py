@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
 from torch import nn
 
 from ds_adacc.program.replay import modified
 from ds_adacc.python_state.closure import Closure, closure_of
 from ds_adacc.python_state.content import SCALARS, mark_of_number
+from ds_adacc.python_state.identity import identity_mark
 from ds_adacc.python_state.tensor_marks import version_of
 
 
@@ -31,30 +31,24 @@ class Reached:
     def __init__(self, function: Callable[..., Any]) -> None:
         closure = closure_of(function)
         self._function = function
-        self._objects = [
-            ("module" if isinstance(each, nn.Module) else "tensor", weakref.ref(each)) for each in _objects(closure)
-        ]
-        self._numbers = _numbers(closure)
+        self._objects, self._numbers = _marks(closure)
         self._versions = [
             (weakref.ref(each), version_of(each)) for each in closure.tensors if not isinstance(each, nn.Parameter)
         ]
 
     def is_changed(self) -> bool:
         """Whether it reaches anything else now, or more."""
-        now = closure_of(self._function)
-        objects, known = _objects(now), [reference() for _, reference in self._objects]
-        is_same = len(objects) == len(known) and all(a is b for a, b in zip(objects, known, strict=True))
-        return not is_same or _numbers(now) != self._numbers
+        return _marks(closure_of(self._function)) != (self._objects, self._numbers)
 
     def check(self) -> None:
         """Raise RuntimeError if a second forward would find anything of it replaced, or a tensor written to.
 
         What has only come is left aside, as in a list to which the program appends what each block returns.
         """
-        now = closure_of(self._function)
-        objects = {id(each) for each in _objects(now)}
-        gone = [kind for kind, reference in self._objects if (each := reference()) is None or id(each) not in objects]
-        if self._numbers - _numbers(now):
+        objects, numbers = _marks(closure_of(self._function))
+        there = set(objects)
+        gone = [kind for kind, mark in self._objects if (kind, mark) not in there]
+        if self._numbers - numbers:
             gone.append("number")
         if gone:
             raise RuntimeError(
@@ -68,10 +62,8 @@ class Reached:
                 raise modified("a tensor that the function of a block reads from a variable around it", tensor, version)
 
 
-def _objects(closure: Closure) -> list[nn.Module | torch.Tensor]:
-    return [*closure.modules, *closure.tensors]
-
-
-def _numbers(closure: Closure) -> Counter[Hashable]:
-    """How often it reaches each plain number, string and the like."""
-    return Counter(mark_of_number(each) for each in closure.plain if type(each) in SCALARS)
+def _marks(closure: Closure) -> tuple[list[tuple[str, Hashable]], Counter[Hashable]]:
+    """The modules and tensors that it reaches, by identity, and how often each plain number, string and the like."""
+    objects: list[tuple[str, Hashable]] = [("module", identity_mark(each)) for each in closure.modules]
+    objects += [("tensor", identity_mark(each)) for each in closure.tensors]
+    return objects, Counter(mark_of_number(each) for each in closure.plain if type(each) in SCALARS)

@@ -13,6 +13,7 @@ from torch import nn
 from zero_cases import Case, ds_config
 
 import ds_adacc
+from ds_adacc import checkpointing
 
 STEPS, LAYERS = 4, 3
 SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -31,12 +32,13 @@ class Mixture(nn.Module):
 
 
 class Model(nn.Module):
-    """`use` is one of USES."""
+    """`use` is one of USES. `is_plain`: there is no ds_adacc."""
 
-    def __init__(self, use):
+    def __init__(self, use, is_plain):
         super().__init__()
         make = Mixture if use == "mixture" else zoo.GPTBlock
         self.use, self.gathered = use, []
+        self.is_checkpointed = use == "checkpointed by hand" and not is_plain
         self.blocks = nn.ModuleList(make() for _ in range(LAYERS))
 
     def forward(self, x, chosen):
@@ -44,6 +46,8 @@ class Model(nn.Module):
         for block in (*self.blocks, *self.blocks) if self.use == "twice in one forward" else self.blocks:
             if self.use == "mixture":
                 x = block(x, chosen)
+            elif self.is_checkpointed:  # so ZeRO-3's hooks run within the call
+                x = checkpointing.checkpoint(block, x)
             elif self.use == "keywords":
                 x = block(x=x)
                 x.register_hook(lambda _: self.gathered.append(self.blocks_gathered()))
@@ -55,13 +59,13 @@ class Model(nn.Module):
         return sum(any(p.numel() for p in block.parameters()) for block in self.blocks)
 
 
-USES = ("keywords", "mixture", "two forwards before a backward", "twice in one forward")
+USES = ("keywords", "checkpointed by hand", "mixture", "two forwards before a backward", "twice in one forward")
 
 
 def train(use, section):
     """The losses, and how many blocks' parameters are gathered whenever the gradient of a block's output arrives."""
     torch.manual_seed(0)
-    model = Model(use)
+    model = Model(use, section is None)
     if use == "mixture" and section is None:
         for block in model.blocks:
             deepspeed.utils.set_z3_leaf_module(block, True)
@@ -78,6 +82,7 @@ def train(use, section):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
+        del loss  # whose graph would keep the nodes that add up the gradients of parameters
     return {"losses": losses, "gathered": model.gathered}
 
 

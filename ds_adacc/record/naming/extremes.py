@@ -46,7 +46,7 @@ def may_become_extreme(
         if not op.is_aten or ATTENTION in op.name or not (_puts_huge_number(op) or found.intersection(op.reads)):
             continue
         is_moderate = _is_moderate(op)
-        made = [recording.values[index] for index in op.outputs if index is not None]
+        made = [recording.values[index] for index in op.makes]
         for value in made:
             if value.geometry.dtype.is_floating_point and not (is_moderate and makes_all_of(value, op)):
                 found.add(value.index)
@@ -57,27 +57,26 @@ def _unwritten(recording: Recording, partly_written: Iterable[int]) -> set[int]:
     """The values that hold memory to which nothing has written, or that torch's operators have computed from such."""
     found, written = set(partly_written), dict[int, set[Geometry]]()  # by value, the parts of what `empty` has returned
     for op in recording.ops:
-        made = [index for index in op.outputs if index is not None]
         if op.refusal == UNINITIALISED:
-            written.update((index, set()) for index in made)
+            written.update((index, set()) for index in op.makes)
         if not op.is_aten:
             continue
         target = next(iter(op.args), None) if op.short_name.endswith("_") else dict(op.kwargs).get("out")
         filled = target if isinstance(target, ValueRef) and target.index in written else None
         others = {ref.index for ref in op.references if isinstance(ref, ValueRef) and ref is not filled}
         if others & (found | written.keys()):
-            found.update(made)
+            found.update(op.makes)
         elif filled is not None:
             reads_it = op.short_name.endswith("_") and op.functional_name not in _OVERWRITES
             parts = written[filled.index] | (set() if reads_it else {filled.geometry})
             if not cover(parts, recording.values[filled.index].geometry):
-                written.update((index, parts) for index in made)
+                written.update((index, parts) for index in op.makes)
     return found | written.keys()
 
 
 def _partly_saved(recording: Recording) -> set[int]:
     """The values of compiled graphs of which some memory is in no saved tensor."""
-    made = {index for op in recording.graph_ops for index in op.outputs if index is not None}
+    made = {index for op in recording.graph_ops for index in op.makes}
     views: dict[int, set[Geometry]] = {index: set() for index in recording.saved & made}
     for position in recording.positions:
         if position.value in views and isinstance(position.ref, ValueRef):
@@ -98,5 +97,5 @@ def _is_moderate(op: RecordedOp) -> bool:
 
 def _is_given_huge_number(op: RecordedOp) -> bool:
     numbers: list[float] = []
-    extract_numbers(CONSTANTS, (op.args, tuple(value for _, value in op.kwargs)), numbers)
+    extract_numbers(CONSTANTS, (op.args, op.kwargs), numbers)
     return not all(abs(number) < _HUGE for number in numbers)  # NaN is no number, and not below anything

@@ -57,8 +57,8 @@ def makes_all_of(value: RecordedValue, op: RecordedOp) -> bool:
     """Whether the operator that made `value` has written all its elements, as one in place may not."""
     if not op.func._schema.is_mutable:
         return True
-    target, made = next(iter(op.args), None), [index for index in op.outputs if index is not None]
-    if not op.short_name.endswith("_") or not isinstance(target, ValueRef) or len(made) > 1:
+    target = next(iter(op.args), None)
+    if not op.short_name.endswith("_") or not isinstance(target, ValueRef) or len(op.makes) > 1:
         return False  # it writes to another argument, to a list of them, or to one of several values of a storage
     whole, part = value.geometry, target.geometry
     return part.is_dense and part.span == whole.span and part.dtype is whole.dtype

@@ -126,7 +126,7 @@ def _leads_to_softmax(value: RecordedValue, recording: Recording) -> bool:
             if torch.Tag.pointwise not in getattr(op.func, "tags", ()) or steps == 0:
                 return False
             steps -= 1
-            frontier.update(index for index in op.outputs if index is not None)
+            frontier.update(op.makes)
     return False
 
 
@@ -150,7 +150,7 @@ def _is_compiled(op: RecordedOp) -> bool:
 
 def _is_main_output(value: RecordedValue, producer: RecordedOp, recording: Recording) -> bool:
     """Whether `value` is the largest output of its operator; the smaller ones are statistics."""
-    sizes = [recording.values[index].nbytes for index in producer.outputs if index is not None]
+    sizes = [recording.values[index].nbytes for index in producer.makes]
     return value.nbytes == max(sizes)
 
 

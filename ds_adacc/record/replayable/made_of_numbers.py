@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.arguments import references as references_in
+from ds_adacc.program.arguments import ParameterRef, ValueRef, references_in
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.refusals import IN_PLACE, TAINTED, is_of_torch
 from ds_adacc.record.executed_call import ExecutedCall
@@ -54,7 +53,7 @@ class MadeOfNumbers:
 
         It may write to them. It gives the same again.
         """
-        references = list(references_in((ran.args, tuple(value for _, value in ran.kwargs))))
+        references = list(references_in((ran.args, ran.kwargs)))
         indices = [ref.index for ref in references if isinstance(ref, ValueRef) and ref.index in self._numbers]
         is_drawn = torch.Tag.nondeterministic_seeded in getattr(ran.func, "tags", ())
         tensors = [output for output in ran.outputs if isinstance(output, torch.Tensor)]
@@ -70,7 +69,7 @@ class MadeOfNumbers:
         if not (is_of_torch(op.func) and op.replayable and op.draw is None and not op.written):
             return
         if all(map(self._includes, references)) and op.name != _FROM_FILE:
-            for index in (index for index in op.outputs if index is not None):
+            for index in op.makes:
                 self._made_by[index] = op.index
                 self._from[index] = frozenset((index,)).union(*(self._from[ref.index] for ref in references))
 
