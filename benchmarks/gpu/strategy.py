@@ -19,7 +19,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from ds_adacc.config import load
 from ds_adacc.engine.adacc import Adacc
-from ds_adacc.profile.cache import ProfileCache, default_path
+from ds_adacc.profile.cache import ProfileCache
+from ds_adacc.profile.cache_folder import default_path
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.steps.step_schedule import Purpose
 

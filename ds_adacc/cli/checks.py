@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ds_adacc.environment import CUPY, installed
+from ds_adacc.profile.cache_folder import default_path, sizes
 
 _NOTHING_KEPT = "no profile is kept, and no journal"
 _CPU_CAPABILITY = 8, 0  # what NVRTC is asked for where there is no device
@@ -79,11 +80,9 @@ def cache_size() -> dict[str, Any]:
 
     Raises OSError for a folder that cannot be read.
     """
-    from ds_adacc.profile.cache import ProfileCache, default_path
-
     path = default_path()
-    sizes = ProfileCache(path).sizes()
-    return {"path": str(path), "bytes": sum(sizes), "profiles": len(sizes)}
+    of_each = sizes(path)
+    return {"path": str(path), "bytes": sum(of_each), "profiles": len(of_each)}
 
 
 def finding_of(name: str, look: Callable[[], str], remedy: str = "", required: bool = False) -> Finding:
@@ -206,12 +205,10 @@ def _has_cuda_device() -> bool:
 def _cuda_devices() -> str:
     import torch
 
-    from ds_adacc.planner import human_bytes
-
     if not torch.cuda.is_available():
         raise Absent("none" if torch.version.cuda else "none: torch is built for the CPU")
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return "\n".join(f"cuda:{i} {d.name}, {human_bytes(d.total_memory)}" for i, d in enumerate(devices))
+    return "\n".join(f"cuda:{i} {d.name}, {d.total_memory / 2**30:.1f} GiB" for i, d in enumerate(devices))
 
 
 def _backend(name: str) -> str:
@@ -233,8 +230,6 @@ def _backend(name: str) -> str:
 
 
 def _cache() -> str:
-    from ds_adacc.planner import human_bytes
-
     remedy = "set XDG_CACHE_HOME to a folder that you may write to"
     try:
         size = cache_size()
@@ -247,4 +242,4 @@ def _cache() -> str:
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise Absent(f"{folder} cannot be written to: {_NOTHING_KEPT}", remedy)
     count = size["profiles"]
-    return f"{size['path']}, {human_bytes(size['bytes'])}, {count} profile{'' if count == 1 else 's'}"
+    return f"{size['path']}, {size['bytes'] / 2**20:.1f} MiB, {count} profile{'' if count == 1 else 's'}"

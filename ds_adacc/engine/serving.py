@@ -21,7 +21,8 @@ from ds_adacc.engine.planning_ranks import planning_ranks
 from ds_adacc.environment import device_name, versions
 from ds_adacc.log import get_logger
 from ds_adacc.plan.ranks import Ranks
-from ds_adacc.profile.cache import ProfileCache, default_path
+from ds_adacc.profile.cache import ProfileCache
+from ds_adacc.profile.cache_folder import default_path
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.report.journal import Journal

@@ -12,6 +12,7 @@ from ds_adacc.plan.correction import Correction
 from ds_adacc.plan.live_sets import TypePolicies
 from ds_adacc.plan.merged_graph import lending, merged_graph
 from ds_adacc.profile.arrival import Entrance
+from ds_adacc.profile.block_graph import carried_bytes
 from ds_adacc.profile.gradient_error import CodecErrors
 from ds_adacc.program.recording import Recording
 
@@ -252,9 +253,9 @@ class KnownType:
         self._retained_for_others.add(place)
         inputs = [value.index for value in self.recording.inputs if value.source == place]
         offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
-        graph = lending(self.profile.graph, inputs)
-        carried = graph.carried_bytes + sum(graph.values[index].nbytes for index in inputs)
-        self.profile = replace(self.profile, graph=replace(graph, carried_bytes=carried), codecs=tuple(offers))
+        carried = carried_bytes(self.recording, self._retained_for_others)  # not added: a resumed run has it already
+        graph = replace(lending(self.profile.graph, inputs), carried_bytes=carried)
+        self.profile = replace(self.profile, graph=graph, codecs=tuple(offers))
 
     def holds_outliers(self, index: int) -> bool:
         """Whether a policy in force holds the value with a codec that separates outliers."""

@@ -11,14 +11,15 @@ from ds_adacc.planner import units
 
 def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
     """The graph with the most bytes, but each operator and each step of backward is that which takes the most."""
+    lent = [index for graph in graphs for index, value in enumerate(graph.values) if value.lent]
+    graphs = [lending(graph, lent) for graph in graphs]
     largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
     ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
     by = {units.Bytes: max, units.DeductedBytes: min}  # what is made or late is beside less, so the least counts
     events = (units.combined(each, by).clipped for each in zip(*(g.events for g in graphs), strict=True))
     frees = all(graph.frees_stored for graph in graphs)
     carried = max(graph.carried_bytes for graph in graphs)
-    merged = replace(largest, ops=tuple(ops), events=tuple(events), carried_bytes=carried, frees_stored=frees)
-    return lending(merged, [index for graph in graphs for index, value in enumerate(graph.values) if value.lent])
+    return replace(largest, ops=tuple(ops), events=tuple(events), carried_bytes=carried, frees_stored=frees)
 
 
 def lending(graph: planner.BlockGraph, indices: Iterable[int]) -> planner.BlockGraph:

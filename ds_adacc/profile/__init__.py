@@ -7,7 +7,8 @@ and errors.
 The files, in the order in which a captured call meets them:
 
 * `profiler`: takes the profile from the run that is resumed or from the cache; otherwise has it measured.
-* `cache`: profiles on disk, by everything that a measurement depends on; `function_code`: the code among it.
+* `cache`: profiles on disk, by everything that a measurement depends on; `function_code`: the code among it;
+  `cache_folder`: where they are.
 * `measure`: the profile of a block.
 * `codec_maker`: which codecs may hold a value, and the making of them; `codec_costs`: what each costs.
 * `timer`: seconds of a function on a device.

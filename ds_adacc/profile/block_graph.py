@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ds_adacc import planner
@@ -32,11 +32,17 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
     `costs`: one for each operator; if empty, no operator takes any bytes besides its results.
     """
     costs = costs or (OperatorCost(),) * len(recording.ops)
-    # Of an input that other calls hold too, the gradients of the calls after this one are added up already.
-    carried = sum(value.nbytes for value in recording.inputs if value.pinned and value.requires_grad)
-    return planner.BlockGraph(
-        _values(recording), _ops(recording, costs), _events(recording, costs), carried_bytes=carried
-    )
+    parts = _values(recording), _ops(recording, costs), _events(recording, costs)
+    return planner.BlockGraph(*parts, carried_bytes=carried_bytes(recording))
+
+
+def carried_bytes(recording: Recording, retained: Collection[int] = ()) -> int:
+    """What `BlockGraph.carried_bytes` is: of inputs that earlier calls hold, or later ones: those at `retained` places.
+
+    The gradients of the calls after this one are added up already.
+    """
+    shared = (value for value in recording.inputs if value.pinned or value.source in retained)
+    return sum(value.nbytes for value in shared if value.requires_grad)
 
 
 def whole_graph(recording: Recording, saved_bytes: int) -> planner.BlockGraph:

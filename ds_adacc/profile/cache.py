@@ -16,21 +16,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from ds_adacc import kernels, planner
 from ds_adacc.config import AdaccConfig
-from ds_adacc.environment import cache_folder, device_name, versions
+from ds_adacc.environment import device_name, versions
 from ds_adacc.kernels.atomic_write import atomic_write
 from ds_adacc.log import get_logger
+from ds_adacc.profile.cache_folder import SUFFIX
 
 _MEASURED = ("backend", "group_size", "scale", "rounding", "zscore_threshold")
-_SUFFIX = ".json"
 _SOURCES = (".py", ".cu", ".cuh")
 _ROOM = Path(__file__).parent
 
 Result = TypeVar("Result")
-
-
-def default_path() -> Path:
-    """`profiles`, a folder in the user's cache folder."""
-    return cache_folder() / "profiles"
 
 
 def profile_key(
@@ -115,14 +110,8 @@ class ProfileCache:
         content = _KEPT.dump_json(_Kept(description, saved, profile))
         self._attempt(lambda: atomic_write(self._path(key), content))
 
-    def sizes(self) -> list[int]:
-        """The bytes of each profile's file. Writes nothing. Raises OSError for a folder that cannot be read."""
-        if not self._folder.exists():
-            return []
-        return [path.stat().st_size for path in self._folder.iterdir() if path.suffix == _SUFFIX]
-
     def _path(self, key: str) -> Path:
-        return self._folder / f"{key}{_SUFFIX}"
+        return self._folder / f"{key}{SUFFIX}"
 
     def _attempt(self, operation: Callable[[], Result]) -> Result | None:
         """What `operation` returns; None if the folder cannot be used, with a warning the first time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch.autograd import _profiler_enabled
 
@@ -57,4 +58,5 @@ def _is_of(profile: planner.Profile, recording: Recording) -> bool:
     """Whether the profile is this block's, with its sizes and roles, which data may have decided (Rule P7)."""
     graph = block_graph(recording)
     ops = [(op.inputs, op.outputs, op.replayable) for op in profile.graph.ops]
-    return profile.graph.values == graph.values and ops == [(op.inputs, op.outputs, op.replayable) for op in graph.ops]
+    values = tuple(replace(value, lent=False) for value in profile.graph.values)  # which no recording tells
+    return values == graph.values and ops == [(op.inputs, op.outputs, op.replayable) for op in graph.ops]

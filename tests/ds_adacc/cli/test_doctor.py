@@ -1,6 +1,7 @@
 """What is missing is found, with the command that mends it; only what is required makes the answer no."""
 
 import re
+import subprocess
 import sys
 from importlib import metadata
 
@@ -10,7 +11,8 @@ from packaging.requirements import Requirement
 
 from ds_adacc.cli import checks
 from ds_adacc.cli.checks import Absent, Finding
-from ds_adacc.profile.cache import ProfileCache, default_path
+from ds_adacc.profile.cache import ProfileCache
+from ds_adacc.profile.cache_folder import default_path
 
 CUDA13 = "pip install 'ds_adacc[cuda13]'"
 
@@ -127,6 +129,16 @@ def test_a_requirement_that_is_not_installed_is_named_with_its_command(without):
     assert checks._requirement(Requirement("mip>=2.0")) == Finding(
         "mip", False, True, "not installed", "pip install 'mip>=2.0'"
     )
+
+
+def test_without_the_solver_devices_and_the_cache_are_told_of_all_the_same():
+    code = "import sys; sys.modules['mip'] = None\nimport torch\nfrom types import SimpleNamespace as Made\n"
+    code += "from ds_adacc.cli import checks\ntorch.cuda.device_count = lambda: 1\n"
+    code += "torch.cuda.is_available = lambda: True\n"
+    code += "torch.cuda.get_device_properties = lambda index: Made(name='H200', total_memory=139 << 30)\n"
+    code += "print(checks._cuda_devices(), checks._cache(), sep='\\n')"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert told.stdout.splitlines() == ["cuda:0 H200, 139.0 GiB", f"{default_path()}, 0.0 MiB, 0 profiles"], told.stderr
 
 
 def test_a_requirement_that_is_too_old_is_named_with_its_command(monkeypatch):

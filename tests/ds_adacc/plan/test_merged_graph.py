@@ -38,4 +38,5 @@ def test_what_one_rank_lends_all_count(graph, first):
     merged = merged_graph([lent, larger] if first else [larger, lent])
     assert [value.nbytes for value in merged.values] == [4, 8, 64, 32]
     assert [event.values for event in merged.events] == [(3,), (2, 1)]
+    assert [value.lent for value in merged.values] == [False, True, False, False]
     assert merged.carried_bytes == 8

@@ -12,6 +12,7 @@ from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.profile.cache import ProfileCache
+from ds_adacc.profile.cache_folder import sizes
 from ds_adacc.runtime.runtime import Runtime
 
 SECTION = {
@@ -103,7 +104,7 @@ def test_a_block_whose_function_was_edited_is_measured_again(path, monkeypatch):
 
 def test_another_offer_of_codecs_is_measured(path):
     assert [meet(path, codecs={"gelu": codecs})[1] for codecs in ("group", ["group", "token"], "group")] == [1, 1, 0]
-    assert len(ProfileCache(path).sizes()) == 2
+    assert len(sizes(path)) == 2
 
 
 def test_a_damaged_cache_is_begun_anew_with_a_warning_and_the_run_goes_on(path, caplog):
@@ -141,6 +142,6 @@ def test_a_profile_of_another_graph_is_measured_anew(path, rows, row, field, oth
 def test_what_is_measured_beside_a_profiler_of_the_programs_own_is_not_kept(path):
     with torch.profiler.profile():
         meet(path)
-    assert ProfileCache(path).sizes() == []
+    assert sizes(path) == []
     meet(path)
-    assert len(ProfileCache(path).sizes()) == 1
+    assert len(sizes(path)) == 1

@@ -326,3 +326,16 @@ def test_parts_of_one_tensor_that_lie_apart_all_count():
     held = runs.controller.observation.held
     behind_the_parts = LAYERS * WIDTH * 4  # the other half of each layer's last row
     assert held.observed == held.planned + behind_the_parts
+
+
+@pytest.mark.parametrize("make", [Decoder, Positions])
+def test_a_resumed_run_lends_as_the_one_before(make):
+    model, runs = make(), runtime(codecs="none", memory_budget=0.6)
+    for _ in range(3):
+        model.step(runs.checkpoint)
+    before = {name: known.profile for name, known in runs.agreement.known_types.items()}
+    resumed = runtime(codecs="none", memory_budget=0.6)
+    resumed.restore(runs.state())
+    model.step(resumed.checkpoint)
+    assert resumed.profiler.measured == 0
+    assert {name: known.profile for name, known in resumed.agreement.known_types.items()} == before
