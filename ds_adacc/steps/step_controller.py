@@ -140,11 +140,12 @@ class StepController:
         self.step.note_call(digest, block, has_policy)
         if not self._calls_share_inputs:
             return
-        held = {place: inputs[place] for place in recording.held_inputs}
+        known_types = self.agreement.known_types
+        # Those of its type: to find them anew for each block and size took up to half a millisecond.
+        held = {place: inputs[place] for place in known_types[digest].recording.held_inputs}
         for owner, place in self.step.current_pass.given.add(digest, held):
-            known = self.agreement.known_types.get(owner)
-            if known is not None:  # a size that was forgotten in this forward
-                known.retain_for_others(place)
+            if owner in known_types:  # a size that was forgotten in this forward
+                known_types[owner].retain_for_others(place)
 
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
