@@ -9,6 +9,7 @@ import enum
 import functools
 import logging
 import numbers
+import os
 import threading
 import types
 import weakref
@@ -47,6 +48,10 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_ab
 # Packages whose objects are known by identity. A kernel of Triton holds what it has compiled and tuned so far; an
 # annotation, as `typing` makes them, refers to other annotations.
 _BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
+_ENVIRONMENT = vars(os.environ)["_data"]
+# The variables in it that torch and Triton set when they compile, which they may do in backward.
+_OF_COMPILERS = (b"TORCHINDUCTOR_", b"_TORCHINDUCTOR_", b"TORCH_WARM_POOL", b"TRITON_", b"CUBLAS_WORKSPACE_CONFIG")
+_OF_COMPILERS += (b"KMP_DUPLICATE_LIB_OK", b"CUDA_HOME", b"CPLUS_INCLUDE_PATH")
 
 Items = list[tuple[Any, Any]]
 
@@ -113,7 +118,8 @@ def _items_of(value: Any) -> Items | None:
     if kind is list or kind is tuple or kind is torch.Size:
         return list(enumerate(value))
     if kind is dict:
-        return list(value.items())
+        items = list(value.items())
+        return [each for each in items if not each[0].startswith(_OF_COMPILERS)] if value is _ENVIRONMENT else items
     special = _special(value)
     if special is not None:
         return special

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import random
 import types
 import weakref
@@ -231,6 +232,29 @@ def test_another_number_is_an_error():
     block.scale = 3.0
     with pytest.raises(RuntimeError, match=r"But block.scale has changed since the first began"):
         y.sum().backward()
+
+
+def test_of_the_environment_only_what_compilers_set_may_change(monkeypatch):
+    """Torch compiles the backward of a loss in backward, before the blocks' second forwards."""
+
+    class Reads(Experts):
+        def forward(self, x):
+            return self.routed(x) * float(os.environ.get("OF_A_BLOCK", "1"))
+
+    def train(name):
+        configured()
+        (block,) = layers(Reads, 1)
+        y = checkpoint(block, torch.randn(TOKENS, WIDTH, requires_grad=True))
+        monkeypatch.setenv(name, "2")
+        y.sum().backward()
+
+    train("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR")
+    train("TRITON_CACHE_DIR")
+    with pytest.raises(RuntimeError, match=r"But global os.environ._data has changed since the first began"):
+        train("OF_A_BLOCK")
+    monkeypatch.setenv("OF_A_BLOCK", "3")
+    with pytest.raises(RuntimeError, match=r"But global os.environ._data\[b'OF_A_BLOCK'\] has changed"):
+        train("OF_A_BLOCK")
 
 
 def test_another_number_in_an_object_among_the_arguments_is_an_error():
