@@ -138,11 +138,12 @@ class StepController:
         has_policy = self.agreement.note_use(digest)
         self.planning.new_sizes.symbolic_types.note_use(digest)
         self.step.note_call(digest, block, has_policy)
-        held = {place: inputs[place] for place in recording.held_inputs}
-        for owner, place in self.step.current_pass.given.add(digest, held):
+        given = self.step.current_pass.given
+        asked = given.owners(inputs[value.source] for value in recording.inputs if value.index in recording.saved)
+        for owner, place in given.add(digest, {place: inputs[place] for place in recording.held_inputs}):
             known = self.agreement.known_types.get(owner)
             if known is not None:  # a size that was forgotten in this forward
-                known.retain_for_others(place)
+                known.retain_for_others(place, (owner, place) in asked)
 
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""
