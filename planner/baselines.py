@@ -33,8 +33,7 @@ def everywhere(rule: Callable[[Profile], Policy], problem: Problem) -> Solution:
 
 def no_checkpointing(profile: Profile) -> Policy:
     """Keep every saved value that can be stored ("Baseline" in the paper, section 4.1)."""
-    retained = zip(profile.graph.values, retain_policy(profile).stores, strict=True)
-    return Policy(tuple(None if value.lent else store for value, store in retained))
+    return retain_policy(profile).lending(profile, lends=False)
 
 
 def retain_policy(profile: Profile) -> Policy:

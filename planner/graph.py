@@ -24,9 +24,9 @@ class Value:
     can hold it, because autograd saves it or because it is a block input. `on_request`: it takes memory only if it is
     stored. `alive_until`: the op of forward until which it is alive whatever is stored, also after its last reader; -1
     if that is not known. `cached`: a cache outside of the block holds it until the forward of the whole model has
-    ended, whatever is stored, as autocast's holds its casts of weights. `lent`: backward does not ask for it, but other
+    ended, whatever is stored, as autocast's holds its casts of weights. `lent`: no backward asks for it, but other
     blocks are given it too, and hold it for nothing because it counts here. So the last event lists it. Only where no
-    block replays anything, it need not be stored.
+    block replays anything, it counts for none, and need not be stored.
     """
 
     name: str

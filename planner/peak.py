@@ -16,11 +16,12 @@ Simulations = dict[tuple[str, Policy], Simulation]  # by the block type's name
 def simulations(problem: Problem, policies: Policies, known: Simulations | None = None) -> list[list[Simulation]]:
     """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none.
 
-    `known`: those of earlier calls with the same profiles. It grows.
+    What blocks lend counts if any block replays something, whatever their own policies say: those that are given it
+    hold it for nothing. `known`: the simulations of earlier calls with the same profiles. It grows.
     """
     known = {} if known is None else known
     results = []
-    for block_type, chosen in zip(problem.block_types, policies, strict=True):
+    for block_type, chosen in zip(problem.block_types, _as_lent(problem, policies), strict=True):
         if len(chosen) != block_type.blocks:
             raise ValueError(
                 f"block type {block_type.name!r} has {block_type.blocks} blocks; got {len(chosen)} policies"
@@ -30,6 +31,15 @@ def simulations(problem: Problem, policies: Policies, known: Simulations | None 
                 known[block_type.name, policy] = simulate(block_type.profile, policy)
         results.append([known[block_type.name, policy] for policy in chosen])
     return results
+
+
+def _as_lent(problem: Problem, policies: Policies) -> Policies:
+    """The policies, with what blocks lend (`Value.lent`) retained if any of them replays something, else not."""
+    if not any(value.lent for block_type in problem.block_types for value in block_type.profile.graph.values):
+        return policies
+    pairs = list(zip(problem.block_types, policies, strict=True))
+    replays = any(each.profile.graph.replayed(policy.stores) for each, chosen in pairs for policy in {*chosen})
+    return [[policy.lending(each.profile, replays) for policy in chosen] for each, chosen in pairs]
 
 
 def peak_bytes(problem: Problem, policies: Policies, known: Simulations | None = None) -> int:

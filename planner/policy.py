@@ -38,10 +38,10 @@ class Policy:
         """The same without copies to host memory: what it does to the data."""
         return Policy(tuple(map(on_device, self.stores)))
 
-    def lending(self, profile: Profile) -> Policy:
-        """The same, with what other blocks may need retained (`Value.lent`)."""
-        pairs = zip(profile.graph.values, self.stores, strict=True)
-        return Policy(tuple(RETAIN if value.lent else store for value, store in pairs))
+    def lending(self, profile: Profile, lends: bool = True) -> Policy:
+        """The same, with what other blocks may need retained (`Value.lent`); without it if it does not lend."""
+        lent, pairs = RETAIN if lends else None, zip(profile.graph.values, self.stores, strict=True)
+        return Policy(tuple(lent if value.lent else store for value, store in pairs))
 
     def is_on_offer(self, profile: Profile) -> bool:
         """Whether all stores that it names are on offer."""

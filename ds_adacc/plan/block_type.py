@@ -88,7 +88,8 @@ class KnownType:
     `keeps_graph`: a backward has kept the graph of its calls (`retain_graph`). The next plan counts on that.
     `keeps_casts`: whether autocast has kept casts of its weights until the next block ran; None: that was not seen.
     `_courses`: how calls run, by the policies of late.
-    `_retained_for_others`: the places of the inputs of which other calls hold the memory.
+    `_retained_for_others`: the places of the inputs of which other calls hold the memory, each with whether the
+    backward of such a call asks for it.
     """
 
     recording: Recording
@@ -104,7 +105,7 @@ class KnownType:
     keeps_graph: bool = False
     keeps_casts: bool | None = None
     _courses: dict[planner.Policy, Course] = field(default_factory=dict, repr=False)
-    _retained_for_others: set[int] = field(default_factory=set, repr=False)
+    _retained_for_others: dict[int, bool] = field(default_factory=dict, repr=False)
 
     @property
     def plan(self) -> TypePlan | None:
@@ -181,8 +182,8 @@ class KnownType:
         self.outlier_channels = dict(relative.capacity)
         self.keeps_graph |= relative.keeps_graph
         self.keeps_casts = relative.keeps_casts if self.keeps_casts is None else self.keeps_casts
-        for place in relative._retained_for_others:
-            self.retain_for_others(place)
+        for place, is_asked in relative._retained_for_others.items():
+            self.retain_for_others(place, is_asked)
 
     @property
     def outlier_values(self) -> list[int]:
@@ -242,19 +243,21 @@ class KnownType:
         """
         self.profile = replace(self.profile, graph=merged_graph([self.profile.graph, profile.graph]))
 
-    def retain_for_others(self, place: int) -> None:
+    def retain_for_others(self, place: int, is_asked: bool) -> None:
         """From the next planning on, retain the input at this place: other calls hold the same memory.
 
-        If backward does not ask for it, it is lent (`planner.Value.lent`). The backward of the other calls comes first,
-        and leaves its gradient for this one to add to.
+        `is_asked`: the backward of such a call asks for it. If none does, nor that of this block, it is lent
+        (`planner.Value.lent`). The backward of the other calls comes first, and leaves its gradient for this one to add
+        to.
         """
-        if place in self._retained_for_others:  # this comes at every call
+        if is_asked <= self._retained_for_others.get(place, -1):  # this comes at every call
             return
-        self._retained_for_others.add(place)
+        self._retained_for_others[place] = is_asked
         inputs = [value.index for value in self.recording.inputs if value.source == place]
         offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
         carried = carried_bytes(self.recording, self._retained_for_others)  # not added: a resumed run has it already
-        graph = replace(lending(self.profile.graph, inputs), carried_bytes=carried)
+        graph = lending(self.profile.graph, inputs, inputs if is_asked else ())
+        graph = replace(graph, carried_bytes=carried)
         self.profile = replace(self.profile, graph=graph, codecs=tuple(offers))
 
     def holds_outliers(self, index: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ds_adacc import planner
@@ -11,8 +11,9 @@ from ds_adacc.planner import units
 
 def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
     """The graph with the most bytes, but each operator and each step of backward is that which takes the most."""
-    lent = [index for graph in graphs for index, value in enumerate(graph.values) if value.lent]
-    graphs = [lending(graph, lent) for graph in graphs]
+    lent = {index for graph in graphs for index, value in enumerate(graph.values) if value.lent}
+    asked = {index for graph in graphs for index in graph.saved if not graph.values[index].lent}
+    graphs = [lending(graph, lent, asked) for graph in graphs]
     largest = max(graphs, key=lambda graph: sum(value.nbytes for value in graph.values))
     ops = (max(each, key=lambda op: op.workspace_bytes) for each in zip(*(g.ops for g in graphs), strict=True))
     by = {units.Bytes: max, units.DeductedBytes: min}  # what is made or late is beside less, so the least counts
@@ -22,12 +23,16 @@ def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
     return replace(largest, ops=tuple(ops), events=tuple(events), carried_bytes=carried, frees_stored=frees)
 
 
-def lending(graph: planner.BlockGraph, indices: Iterable[int]) -> planner.BlockGraph:
-    """The graph in which those of these values are lent for which backward does not ask (`planner.Value.lent`)."""
-    lent = {*indices}.difference(graph.saved)
-    if not lent:
-        return graph
-    values = (replace(value, lent=value.lent or index in lent) for index, value in enumerate(graph.values))
+def lending(graph: planner.BlockGraph, lent: Collection[int], asked: Collection[int] = ()) -> planner.BlockGraph:
+    """The graph in which those of the values `lent` are lent for which backward does not ask (`planner.Value.lent`).
+
+    `asked`: the backward of this block, or of another one that is given the value, asks for these.
+    """
+    new = {*lent, *asked}.difference(graph.saved)
+    values = (
+        replace(value, lent=(value.lent or index in new) and index not in asked)
+        for index, value in enumerate(graph.values)
+    )
     *earlier, last = graph.events
-    last = replace(last, values=(*last.values, *sorted(lent)))
+    last = replace(last, values=(*last.values, *sorted(new)))
     return replace(graph, values=tuple(values), events=(*earlier, last))

@@ -223,6 +223,11 @@ class Recording:
         return tuple(sorted({value.source for value in self.inputs if value.index in held}))
 
     @functools.cached_property
+    def saved_of_others(self) -> tuple[int, ...]:
+        """The places of the inputs that autograd saves, and an earlier call holds."""
+        return tuple(sorted({value.source for value in self.inputs if value.pinned and value.index in self.saved}))
+
+    @functools.cached_property
     def saved(self) -> frozenset[int]:
         """Values that autograd saves and does not discard."""
         return frozenset(p.value for p in self.positions if p.value is not None)

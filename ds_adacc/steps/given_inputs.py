@@ -10,7 +10,7 @@ view without gaps counts with its own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,19 +52,21 @@ class GivenInputs:
         """The places of those inputs that an earlier call holds."""
         return tuple([n for n, each in enumerate(inputs) if each.requires_grad and self._owner(*_memory(each))])
 
+    def owners(self, inputs: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
+        """For each of these inputs that an earlier call holds, that call's block type and the input's place there."""
+        found = (self._owner(*_memory(each)) for each in inputs if each.requires_grad)
+        return [(owner.digest, owner.place) for owner in found if owner is not None]
+
     def add(self, digest: str, held: Mapping[int, torch.Tensor]) -> list[tuple[str, int]]:
         """Note the inputs that a call of this block type may hold, by place.
 
-        Returns, for each that an earlier call holds, that call's block type and the input's place there.
+        Returns their `owners`.
         """
-        earlier, new = [], []
+        earlier, new = self.owners(held.values()), []
         for place, tensor in held.items():
             if tensor.requires_grad:
                 key, *span = _memory(tensor)
-                owner = self._owner(key, *span)
-                if owner is not None:
-                    earlier.append((owner.digest, owner.place))
-                else:
+                if self._owner(key, *span) is None:
                     new.append((key, _Owner(digest, place, StorageWeakRef(tensor.untyped_storage()), *span)))
         for key, owner in new:
             if self._owner(key, owner.start, owner.stop) is None:  # of one tensor at two places, the first counts

@@ -140,12 +140,13 @@ class StepController:
         self.step.note_call(digest, block, has_policy)
         if not self._calls_share_inputs:
             return
-        known_types = self.agreement.known_types
-        # Those of its type: to find them anew for each block and size took up to half a millisecond.
-        held = {place: inputs[place] for place in known_types[digest].recording.held_inputs}
-        for owner, place in self.step.current_pass.given.add(digest, held):
+        # Its type tells what it may hold: to find that anew for each block and size took up to half a millisecond.
+        known_types, given = self.agreement.known_types, self.step.current_pass.given
+        program = known_types[digest].recording
+        asked = given.owners(inputs[place] for place in program.saved_of_others)
+        for owner, place in given.add(digest, {place: inputs[place] for place in program.held_inputs}):
             if owner in known_types:  # a size that was forgotten in this forward
-                known_types[owner].retain_for_others(place)
+                known_types[owner].retain_for_others(place, (owner, place) in asked)
 
     def note_second_forward(self, digest: str, seconds: float) -> None:
         """Note how long a second forward has taken. If the plan did not know it, the step's end plans again."""

@@ -14,6 +14,7 @@ from ds_adacc.planner import (
     compress_policy,
     everywhere,
     no_checkpointing,
+    peak_bytes,
     peak_without,
     recompute_policy,
     retain_policy,
@@ -69,6 +70,19 @@ def test_what_is_lent_is_held_by_all_policies_but_the_one_without_checkpointing(
     assert simulate(profile, recompute_policy(profile)).timeline == (76,)
     with pytest.raises(ValueError, match="replayed op 'add' needs value 'bias', which cannot be rebuilt: store it"):
         simulate(profile, Policy(("retain", None, None)))
+
+
+def test_what_is_lent_counts_if_and_only_if_a_block_replays_something():
+    """Blocks may come together that were not planned together: who is given the bias holds it for nothing."""
+    values = Value("x", "", 4, None, True), Value("y", "", 64, 0, True)
+    graph = BlockGraph(values, (Op("exp", (0,), (1,), True),), (Event("y", (1,), 0),))
+    other = BlockType("other", Profile(graph, (1e-6,), ((), ())), 1)
+    problem = Problem((lender(), other), ("lender", "other"))
+    lent, plain = retain_policy(lender().profile), no_checkpointing(lender().profile)
+    retained, replayed = retain_policy(other.profile), recompute_policy(other.profile)
+    for own in (lent, plain):
+        assert peak_bytes(problem, [(own,), (retained,)]) == 64 + (4 + 64)
+        assert peak_bytes(problem, [(own,), (replayed,)]) == (64 + 8) + (4 + 64)
 
 
 def test_without_checkpointing_nothing_is_lent():

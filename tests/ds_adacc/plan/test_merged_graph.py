@@ -30,6 +30,15 @@ def test_what_backward_asks_for_anyway_is_not_lent(graph):
     assert lending(graph, [2]) == graph
 
 
+def test_what_the_backward_of_another_block_asks_for_counts_without_checkpointing(graph):
+    asked = lending(lending(graph, [1]), [1], [1])
+    assert [event.values for event in asked.events] == [(3,), (2, 1)]
+    assert not any(value.lent for value in asked.values)
+    assert lending(asked, [1]) == asked
+    for ranks in ([asked, lending(graph, [1])], [lending(graph, [1]), asked], [graph, asked]):
+        assert merged_graph(ranks) == asked
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_what_one_rank_lends_all_count(graph, first):
     """The rank that lends is not the one that takes the most."""
