@@ -85,3 +85,13 @@ def test_what_is_inherited_lends_to_blocks_that_have_to_replay_something_here(pr
     relative = TypePlan(spec, (planner.no_checkpointing(lent),) * BLOCKS, {}, Correction())
     search = PolicySearch(relative, lent, {"block": relative}, [], {}, lambda index, policy: True)
     assert [policy.stores for policy in search.inherited()] == [("retain", "retain", "retain")] * BLOCKS
+
+
+def test_an_input_that_another_block_asks_for_by_now_is_retained(profile):
+    graph = profile.graph
+    spec = planner.BlockType("block", profile, BLOCKS)
+    relative = TypePlan(spec, (planner.Policy((None, "retain", "retain")),) * BLOCKS, {}, Correction())
+    *earlier, last = graph.events
+    asked = replace(profile, graph=replace(graph, events=(*earlier, replace(last, values=(1, 0)))))
+    search = PolicySearch(relative, asked, {"block": relative}, [], {}, lambda index, policy: True)
+    assert [policy.stores for policy in search.inherited()] == [("retain", "retain", "retain")] * BLOCKS
