@@ -43,6 +43,16 @@ class Policy:
         lent, pairs = RETAIN if lends else None, zip(profile.graph.values, self.stores, strict=True)
         return Policy(tuple(lent if value.lent else store for value, store in pairs))
 
+    def with_asked(self, graph: BlockGraph) -> Policy:
+        """The same, with the inputs retained that backward asks for.
+
+        Of an input that another block saves, that may not have been known when the policy was found.
+        """
+        asked = {index for index in graph.saved if graph.values[index].producer is None}
+        asked -= {index for index in asked if graph.values[index].lent}
+        stores = enumerate(self.stores)
+        return Policy(tuple(RETAIN if store is None and index in asked else store for index, store in stores))
+
     def is_on_offer(self, profile: Profile) -> bool:
         """Whether all stores that it names are on offer."""
         named = zip(self.stores, profile.offers, strict=True)

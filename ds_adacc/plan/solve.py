@@ -143,7 +143,11 @@ class _GroupSolver:
     def _kept(self, component: Component) -> dict[str, TypePolicies]:
         """By block type, the policies in force that are still possible."""
         given = ((each, self.in_force.get(each.name, ())) for each in component.block_types)
-        return {each.name: policies for each, policies in given if _is_possible(policies, each)}
+        return {
+            each.name: tuple(policy.with_asked(each.profile.graph) for policy in policies)
+            for each, policies in given
+            if _is_possible(policies, each)
+        }
 
 
 def _is_possible(policies: TypePolicies, block_type: planner.BlockType) -> bool:

@@ -83,18 +83,11 @@ class PolicySearch:
         )
 
     def _staying(self, policy: planner.Policy) -> planner.Policy | None:
-        """The policy, with what is too small here to be offloaded on its device; None if that is not on offer.
-
-        What other blocks may need is retained: they may have to replay something at this size. So is an input for which
-        the backward of another block asks, as was found since the policy was.
-        """
-        graph = self.spec.profile.graph
-        asked = {index for index in graph.saved if graph.values[index].producer is None}
+        """The policy, with what is too small here to be offloaded on its device; None if that is not on offer."""
         offers = ({offer.codec for offer in of_value} for of_value in self.spec.profile.offers)
         pairs = zip(policy.stores, offers, strict=True)
-        stores = [store if store in on_offer else planner.on_device(store) for store, on_offer in pairs]
-        stores = [planner.RETAIN if store is None and n in asked else store for n, store in enumerate(stores)]
-        found = planner.Policy(tuple(stores))
+        stores = (store if store in on_offer else planner.on_device(store) for store, on_offer in pairs)
+        found = planner.Policy(tuple(stores)).with_asked(self.spec.profile.graph)
         return found if found.is_on_offer(self.spec.profile) else None
 
     def _held_and_moved(self, policy: planner.Policy) -> tuple[int, int]:

@@ -149,3 +149,16 @@ def test_policies_in_force_lend_to_blocks_that_replay_something_now():
     assert group.solution.policies == (in_force["a"],)
     (group,) = solve(request, request.peak_without() - 1, CONFIG, in_force, Forgiven.NONE)
     assert all(policy.stores[0] == "retain" for policy in group.solution.policies[0])
+
+
+def test_policies_in_force_do_not_stay_if_backward_asks_for_more_now():
+    """As of an input that another block saves: that was not known when the policies were found."""
+    before = chain("a", 8)
+    in_force = {"a": (planner.no_checkpointing(before.profile),) * 2}
+    *earlier, last = before.profile.graph.events
+    graph = replace(before.profile.graph, events=(*earlier, replace(last, values=(1, 0))))
+    now = replace(before, profile=replace(before.profile, graph=graph))
+    request = PlanRequest({"a": now}, [frozenset("a")])
+    for forgiven, budget in ((Forgiven.NONE, request.peak_without()), (Forgiven.ALL, 1)):
+        (group,) = solve(request, budget, CONFIG, in_force, forgiven)
+        assert all(policy.stores[0] == "retain" for policy in group.solution.policies[0])

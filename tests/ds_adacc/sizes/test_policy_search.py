@@ -76,15 +76,17 @@ def test_of_policies_that_hold_nothing_the_one_that_moves_less_is_the_leanest(or
     assert search.policies(least) == (policies[1],) * BLOCKS
 
 
-def test_what_is_inherited_lends_to_blocks_that_have_to_replay_something_here(profile):
+def test_what_is_lent_is_inherited_as_it_is(profile):
+    """Whether it counts, the blocks beside decide."""
     graph = profile.graph
     values = replace(graph.values[0], lent=True), *graph.values[1:]
     *earlier, last = graph.events
     lent = replace(profile, graph=replace(graph, values=values, events=(*earlier, replace(last, values=(1, 0)))))
     spec = planner.BlockType("block", lent, BLOCKS)
-    relative = TypePlan(spec, (planner.no_checkpointing(lent),) * BLOCKS, {}, Correction())
-    search = PolicySearch(relative, lent, {"block": relative}, [], {}, lambda index, policy: True)
-    assert [policy.stores for policy in search.inherited()] == [("retain", "retain", "retain")] * BLOCKS
+    for policy in (planner.no_checkpointing(lent), planner.retain_policy(lent)):
+        relative = TypePlan(spec, (policy,) * BLOCKS, {}, Correction())
+        search = PolicySearch(relative, lent, {"block": relative}, [], {}, lambda index, policy: True)
+        assert search.inherited() == (policy,) * BLOCKS
 
 
 def test_an_input_that_another_block_asks_for_by_now_is_retained(profile):
