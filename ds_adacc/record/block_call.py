@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ds_adacc.python_state.closure import Closure
 
@@ -35,11 +36,17 @@ class BlockCall(NamedTuple):
         return (*self.inputs, *self.inner)
 
     @property
+    def is_forward(self) -> bool:
+        """Whether it is the forward of a module. The module's own hooks run around it."""
+        func = self.run.func
+        is_method = isinstance(func, types.MethodType) and isinstance(func.__self__, nn.Module)
+        return is_method and func.__name__ == "forward"
+
+    @property
     def gathered_within(self) -> list[torch.Tensor]:
         """The parameters that hooks of ZeRO-3 gather and release in it. A leaf module's hooks run around it."""
         partitioned = [parameter for parameter in self.closure.parameters if hasattr(parameter, "ds_id")]
         if not partitioned:
             return []
-        is_forward = isinstance(self.run.func, types.MethodType) and self.run.func.__name__ == "forward"
-        module = getattr(self.run.func, "__self__", None) if is_forward else None
+        module = getattr(self.run.func, "__self__", None) if self.is_forward else None
         return [p for p in partitioned if module is None or getattr(p, "ds_z3_leaf_module", None) is not module]

@@ -48,7 +48,8 @@ class SameAgain:
     ) -> None:
         self._block: Block = incoming.block
         self._closure: Closure = incoming.call.closure
-        self._guards: Guards = incoming.guards
+        self._is_forward = incoming.call.is_forward
+        self._guards: Guards = self._read_by_forward(incoming.guards)
         self._unread = variant.history.unread
         self._stays = variant.recording.repeats_collectives
         self._buffers = [(owner, path, _reference(owner(), path)) for owner, path in variant.recording.buffers]
@@ -111,7 +112,15 @@ class SameAgain:
         """The marks of what there is now, in globals too, and the tensors in it."""
         found: list[torch.Tensor] = []
         reading, held = self._closure.read(marks_of(self._block.places, found), self._block.last_reading)
-        return reading.marks, [*held, *found]
+        return self._read_by_forward(reading.marks), [*held, *found]
+
+    def _read_by_forward(self, marks: Guards) -> Guards:
+        """The marks without those of the block's own hooks, if the call is its forward, around which they run."""
+        module = marks.get("block")
+        if not (self._is_forward and isinstance(module, tuple)):
+            return marks
+        others = {name: mark for name, mark in marks.items() if not name.startswith("block.hook ")}
+        return {**others, "block": module[:-1]}
 
 
 class _Refusing(TorchFunctionMode):

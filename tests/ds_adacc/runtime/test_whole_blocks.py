@@ -19,6 +19,7 @@ from ds_adacc import checkpointing
 from ds_adacc.checkpointing import checkpoint
 from ds_adacc.plan.budget_error import BudgetTooSmall
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import call_asked, wrap_blocks
 from ds_adacc.whole_blocks.costs import WholeCosts
 
 LOG = logging.getLogger("test")
@@ -320,6 +321,20 @@ def test_a_block_that_replaces_a_tensor_in_an_object_among_the_arguments_is_not_
     assert same(train(blocks, checkpoint, run=run), plain)
     reasons = [str(each.remarks) for each in recordings(runtime)]
     assert all("its forward changes argument of type Options (0).shift" in each for each in reasons)
+
+
+def test_a_hook_that_runs_around_the_call_may_come_and_go():
+    def call(block, x):
+        handle = block.register_forward_hook(lambda *_: None)
+        output = call_asked(block, x)
+        handle.remove()
+        return output
+
+    plain = train(layers(), plainly)
+    runtime, blocks = configured(), layers()
+    wrap_blocks({f"blocks.{n}": block for n, block in enumerate(blocks)}, runtime)
+    assert same(train(blocks, call), plain)
+    assert [each.is_whole for each in recordings(runtime)] == [True] * LAYERS
 
 
 def test_a_buffer_or_a_parameter_that_was_written_to_is_an_error():
