@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ds_adacc import planner
 from ds_adacc.profile.memory_trace import MemoryTrace
+from ds_adacc.program.parameters import whole_shape
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,14 @@ class StepProfiler:
 
         If an operator made it, the first such moment counts. Autograd runs later nodes first, so by then all nodes of
         the block have run. Otherwise the inputs are leaves, and the last moment counts: the node that adds up a leaf's
-        gradient runs as soon as it can, while nodes of the block may be left.
+        gradient runs as soon as it can, while nodes of the block may be left. A parameter that ZeRO-3 has partitioned
+        is left out: its node, made here, would expect a gradient as small as what is left of it.
 
         Returns the nodes. The caller must keep them until the forward has run, since nothing else keeps that of a leaf
         before. It must not keep them longer. A node may keep the graph alive, and the graph this object, which would
         go on measuring after a failed step.
         """
-        required = [tensor for tensor in inputs if tensor.requires_grad]
+        required = [tensor for tensor in inputs if tensor.requires_grad and tensor.shape == whole_shape(tensor)]
         made = [tensor for tensor in required if not tensor.is_leaf]
         is_first, profiler = bool(made), weakref.ref(self)  # the graph must keep neither this object nor a tensor
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from ds_adacc.observe.step_profiler import CallMoments, Moment, StepProfiler
 
@@ -48,6 +49,16 @@ def test_the_last_backward_ends_with_the_gradient_of_an_input():
     first.finished = Moment(9, 9)
     last.finished = Moment(8, 8)  # an input that both read: its gradient is complete after both
     assert measured(first, last) == [((1, 1.5), (3, 5), 2), ((0, 0.5), (5, 9), 4)]
+
+
+def test_a_parameter_among_the_inputs_may_be_gathered_within_the_call():
+    given = nn.Parameter(torch.empty(0))
+    given.ds_shape = torch.Size([4])
+    nodes = StepProfiler(torch.device("cpu")).note_end(call(0), [given])  # they live as long as the forward
+    given.data = torch.ones(4)
+    (2 * given).sum().backward()
+    assert nodes == []
+    assert torch.equal(given.grad, torch.full((4,), 2.0))
 
 
 def test_moments_are_those_of_the_profiled_device(monkeypatch):
