@@ -89,7 +89,7 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     log = runtime.agreement.log
     log.info("%s", _summary(engine.module, blocks, ranges_of))
     if blocks or ranges_of:
-        log.info("the first step records and measures the blocks: it takes much longer than later steps")
+        log.info("the first training step records and measures the blocks: it takes much longer than later steps")
 
 
 def leave_alone(engine: Any) -> None:
