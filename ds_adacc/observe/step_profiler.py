@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ds_adacc import planner
 from ds_adacc.profile.memory_trace import MemoryTrace
-from ds_adacc.program.parameters import whole_shape
+from ds_adacc.program.parameters import is_released
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class StepProfiler:
         before. It must not keep them longer. A node may keep the graph alive, and the graph this object, which would
         go on measuring after a failed step.
         """
-        required = [tensor for tensor in inputs if tensor.requires_grad and tensor.shape == whole_shape(tensor)]
+        required = [tensor for tensor in inputs if tensor.requires_grad and not is_released(tensor)]
         made = [tensor for tensor in required if not tensor.is_leaf]
         is_first, profiler = bool(made), weakref.ref(self)  # the graph must keep neither this object nor a tensor
 

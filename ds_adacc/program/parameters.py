@@ -13,6 +13,11 @@ def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
+def is_released(parameter: torch.Tensor) -> bool:
+    """Whether ZeRO-3 has left of the parameter but this rank's part, or nothing."""
+    return tuple(parameter.shape) != whole_shape(parameter)
+
+
 class Parameters(Sequence[torch.Tensor]):
     """Parameters by index. They are not kept alive.
 

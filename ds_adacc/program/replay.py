@@ -10,7 +10,7 @@ import torch
 from ds_adacc.program import transforms
 from ds_adacc.program.arguments import ParameterRef, ValueRef
 from ds_adacc.program.generators import drawing_again
-from ds_adacc.program.parameters import whole_shape
+from ds_adacc.program.parameters import is_released, whole_shape
 from ds_adacc.program.recorded_op import RecordedOp
 
 Indexed = Sequence[torch.Tensor] | Mapping[int, torch.Tensor]  # parameters by index
@@ -73,7 +73,7 @@ def _call(op: RecordedOp, tensor_of: Callable[[ValueRef | ParameterRef], torch.T
 
 def live(parameter: torch.Tensor) -> torch.Tensor:
     """The parameter's data as it is now. Raises RuntimeError if ZeRO-3 has it partitioned away."""
-    if parameter.numel() == 0 and getattr(parameter, "ds_numel", 0):
+    if is_released(parameter):
         raise _released(parameter)
     return parameter.detach()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -38,7 +39,7 @@ class Model(nn.Module):
         super().__init__()
         make = Mixture if use == "mixture" else zoo.GPTBlock
         self.use, self.gathered = use, []
-        self.is_checkpointed = use == "checkpointed by hand" and not is_plain
+        self.is_checkpointed = use.startswith("checkpointed by hand") and not is_plain
         self.blocks = nn.ModuleList(make() for _ in range(LAYERS))
 
     def forward(self, x, chosen):
@@ -47,7 +48,8 @@ class Model(nn.Module):
             if self.use == "mixture":
                 x = block(x, chosen)
             elif self.is_checkpointed:  # so ZeRO-3's hooks run within the call
-                x = checkpointing.checkpoint(block, x)
+                given = functools.partial(block) if block is self.blocks[1] else block
+                x = checkpointing.checkpoint(given, x)
             elif self.use == "keywords":
                 x = block(x=x)
                 x.register_hook(lambda _: self.gathered.append(self.blocks_gathered()))
@@ -59,7 +61,15 @@ class Model(nn.Module):
         return sum(any(p.numel() for p in block.parameters()) for block in self.blocks)
 
 
-USES = ("keywords", "checkpointed by hand", "mixture", "two forwards before a backward", "twice in one forward")
+AHEAD = "checkpointed by hand, gathered ahead"  # after an evaluation, by which ZeRO-3 knows what comes next
+USES = (
+    AHEAD,  # before others measure the same block
+    "keywords",
+    "checkpointed by hand",
+    "mixture",
+    "two forwards before a backward",
+    "twice in one forward",
+)
 
 
 def train(use, section):
@@ -69,10 +79,14 @@ def train(use, section):
     if use == "mixture" and section is None:
         for block in model.blocks:
             deepspeed.utils.set_z3_leaf_module(block, True)
-    engine, *_ = ds_adacc.initialize(
-        model=model, model_parameters=model.parameters(), config=ds_config(Case(3), section)
-    )
+    config = ds_config(Case(3), section)
+    if use == AHEAD:
+        config["zero_optimization"] |= {"stage3_max_live_parameters": 10**6, "stage3_prefetch_bucket_size": 10**6}
+    engine, *_ = ds_adacc.initialize(model=model, model_parameters=model.parameters(), config=config)
     random, losses = torch.Generator().manual_seed(engine.global_rank), []
+    if use == AHEAD:
+        with torch.no_grad():
+            engine(torch.zeros(2, 8, zoo.WIDTH), 0)
     for step in range(STEPS):
         torch.manual_seed(10 * step + engine.global_rank)
         chosen = (step + engine.global_rank) % 3
