@@ -12,6 +12,7 @@ from random_blocks import examples, microseconds, profiles
 from ds_adacc.planner import (
     BlockGraph,
     BlockType,
+    CodecCost,
     Event,
     NoSolutionInTime,
     Op,
@@ -62,6 +63,18 @@ def test_in_a_known_order_the_last_block_holds_more_than_the_others():
     assert mixed(problem, 16).policies == ((replayed, replayed, kept),)
     assert mixed(problem, 16).peak == 16
     assert mixed(problem, 15) is None
+
+
+def test_the_first_block_needs_no_room_for_what_comes_back_from_the_host():
+    """Nothing comes back beside its 24 bytes of gradients. Beside any other block, another one's 8 bytes may."""
+    large = BlockGraph((Value("x", "", 0, None, True),), (), (Event("x", (0,), 24),))
+    small = BlockGraph((Value("y", "", 8, 0, True),), (Op("op", (), (0,), False),), (Event("y", (0,), 0),))
+    offload = CodecCost.offload(8, 1e-6, 1e-6)
+    types = BlockType("large", Profile(large, (), ((),)), 1), BlockType("a", Profile(small, (1e-6,), ((offload,),)), 4)
+    problem = Problem(types, ("large", *"aaaa"))
+    solution = mixed(problem, 24)
+    assert solution.peak == 24
+    assert any("offload" in policy.stores for policy in solution.policies[1])
 
 
 @st.composite
