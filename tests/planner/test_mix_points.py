@@ -77,6 +77,19 @@ def test_the_first_block_needs_no_room_for_what_comes_back_from_the_host():
     assert any("offload" in policy.stores for policy in solution.policies[1])
 
 
+def test_a_price_finds_what_is_not_found_block_by_block():
+    """Blocks that retain the 8 bytes and rebuild the 10 fit into 8 + 8 + 10. Block by block, another 8 count: if the
+    first block retained the 10, a cache would hold its 8 beside the second one.
+    """
+    values = Value("x", "", 8, 0, True, cached=True), Value("y", "", 10, 1, True)
+    ops = Op("cast", (), (0,), False), Op("op", (0,), (1,), True)
+    profile = Profile(BlockGraph(values, ops, (Event("y", (1,), 0),)), (1e-6, 1e-6), ((), ()))
+    problem = Problem((BlockType("a", profile, 2),), ("a", "a"))
+    assert {(point.simulation.held, point.simulation.cached) for point in frontiers(problem)[0]} == {(10, 8), (8, 0)}
+    assert mixed(problem, 26).peak == 26
+    assert mixed(problem, 25) is None
+
+
 @st.composite
 def in_order(draw):
     """Two block types of up to two blocks in some order."""
