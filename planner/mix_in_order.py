@@ -30,8 +30,8 @@ def mix_in_order(problem: Problem, frontiers: Sequence[Sequence[Point]], budget:
 
     `problem` must have an order. `frontiers`: as of `mix_points`.
     """
-    # What comes back from the host is beside other blocks. With the room for it, all points may be taken; without it,
-    # those that fetch nothing.
+    # What comes back from the host is beside other blocks, but not beside the first. With the room for it, all points
+    # may be taken; without it, those that fetch nothing.
     most_fetched = max(point.simulation.fetched for points in frontiers for point in points)
     found = [_mix_beside(problem, frontiers, budget, fetched) for fetched in {0, most_fetched}]
     mix = min((mix for mix in found if mix is not None), key=lambda mix: mix.seconds, default=None)
@@ -44,23 +44,23 @@ def mix_in_order(problem: Problem, frontiers: Sequence[Sequence[Point]], budget:
 
 
 def _mix_beside(problem: Problem, frontiers: Sequence[Sequence[Point]], budget: int, fetched: int) -> _Mix | None:
-    """The quickest mix of points that fetch so many bytes at most, with room for as many beside every block."""
-    places, limit = _places(problem), budget - fetched
+    """The quickest mix of points that fetch so many bytes at most: as many are left beside all blocks but the first."""
+    places = _places(problem)
     mixes, cached = [_Mix(0, 0.0, 0, None)], 0
     for block, place in enumerate(places):
         runs = [(number, each.simulation) for number, each in enumerate(frontiers[place])]
         runs = [(number, run) for number, run in runs if run.fetched <= fetched]
-        is_last = block == len(places) - 1
+        is_last, beside = block == len(places) - 1, fetched if block else 0
         longer: list[_Mix] = []
         for number, run in runs:
             # What caches hold of the blocks before counts as if each had the point with the most.
             forward = cached + max(run.forward, default=0)
             backward = max(run.timeline, default=0) - (run.carried if is_last else 0)
-            needs = max(forward, backward, run.held + (fetched if is_last else 0))
+            needs = beside + max(forward, backward, run.held + (fetched if is_last else 0))
             longer += [
                 _Mix(mix.held + run.held, mix.seconds + run.seconds, number, mix)
                 for mix in mixes
-                if mix.held + needs <= limit
+                if mix.held + needs <= budget
             ]
         mixes = _thinned(longer)
         cached += max((run.cached for _, run in runs), default=0)

@@ -1,8 +1,8 @@
 """Policies for all blocks, mixed from the points of their frontiers by a rule, where the integer program finds no mix.
 
-In a known order, `mix_in_order` finds the mix. Else one price of a byte held comes first: each block takes the point
-that is cheapest at that price (Everett, "Generalized Lagrange multiplier method", 1963). It leaves room that no price
-fills. There, blocks one by one take quicker points.
+In a known order, `mix_in_order` finds the mix. Without an order, or if it finds none, one price of a byte held comes
+first: each block takes the point that is cheapest at that price (Everett, "Generalized Lagrange multiplier method",
+1963). Either way room may be left. There, blocks one by one take quicker points.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class _Mixing:
         }
 
     def solution(self) -> Solution | None:
-        in_order = bool(self._problem.order)
-        mix = mix_in_order(self._problem, self._frontiers, self._budget) if in_order else self._cheapest()
+        mix = mix_in_order(self._problem, self._frontiers, self._budget) if self._problem.order else None
+        mix = self._cheapest() if mix is None else mix
         if mix is None:
             return None
         tries = iter(range(_MOST_TRIES))

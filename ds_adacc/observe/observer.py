@@ -83,7 +83,9 @@ class Observer:
         def done(output: Any) -> None:
             nodes.clear()  # the graph keeps them now
             values = call.bound.recording.values
-            self._holders.update(holder for i, holder in call.holders.items() if values[i].owned)
+            # What another call holds too counts with that one: each storage counts once.
+            counting = (i for i in call.holders if values[i].owned or values[i].may_be_shared)
+            self._holders.update(map(call.holders.__getitem__, counting))
             if profiler is not None and observed.moments is not None:
                 observed.moments.ended = profiler.now()
                 profiler.note_gradients(call.bound.recording.parameters)

@@ -33,6 +33,5 @@ def lending(graph: planner.BlockGraph, lent: Collection[int], asked: Collection[
         replace(value, lent=(value.lent or index in new) and index not in asked)
         for index, value in enumerate(graph.values)
     )
-    *earlier, last = graph.events
-    last = replace(last, values=(*last.values, *sorted(new)))
-    return replace(graph, values=tuple(values), events=(*earlier, last))
+    last = [replace(event, values=(*event.values, *sorted(new))) for event in graph.events[-1:]]
+    return replace(graph, values=tuple(values), events=(*graph.events[:-1], *last))

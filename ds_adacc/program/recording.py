@@ -83,7 +83,12 @@ class RecordedValue:
             return False
         if self.origin == "generator":
             return self.device == "cpu"
-        return self.origin == "made" or (self.origin == "input" and self.requires_grad and not self.is_parameter)
+        return self.origin == "made" or self.may_be_shared
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether it is an input of the kind that counts for one of the calls that hold it."""
+        return self.origin == "input" and self.requires_grad and not self.is_parameter
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,14 @@ class GivenInputs:
 
         Returns their `owners`.
         """
-        earlier, new = self.owners(held.values()), []
+        earlier, new = [], []
         for place, tensor in held.items():
             if tensor.requires_grad:
                 key, *span = _memory(tensor)
-                if self._owner(key, *span) is None:
+                owner = self._owner(key, *span)
+                if owner is not None:
+                    earlier.append((owner.digest, owner.place))
+                else:
                     new.append((key, _Owner(digest, place, StorageWeakRef(tensor.untyped_storage()), *span)))
         for key, owner in new:
             if self._owner(key, owner.start, owner.stop) is None:  # of one tensor at two places, the first counts

@@ -12,6 +12,7 @@ from random_blocks import examples, microseconds, profiles
 from ds_adacc.planner import (
     BlockGraph,
     BlockType,
+    CodecCost,
     Event,
     NoSolutionInTime,
     Op,
@@ -62,6 +63,31 @@ def test_in_a_known_order_the_last_block_holds_more_than_the_others():
     assert mixed(problem, 16).policies == ((replayed, replayed, kept),)
     assert mixed(problem, 16).peak == 16
     assert mixed(problem, 15) is None
+
+
+def test_the_first_block_needs_no_room_for_what_comes_back_from_the_host():
+    """Nothing comes back beside its 24 bytes of gradients. Beside any other block, another one's 8 bytes may."""
+    large = BlockGraph((Value("x", "", 0, None, True),), (), (Event("x", (0,), 24),))
+    small = BlockGraph((Value("y", "", 8, 0, True),), (Op("op", (), (0,), False),), (Event("y", (0,), 0),))
+    offload = CodecCost.offload(8, 1e-6, 1e-6)
+    types = BlockType("large", Profile(large, (), ((),)), 1), BlockType("a", Profile(small, (1e-6,), ((offload,),)), 4)
+    problem = Problem(types, ("large", *"aaaa"))
+    solution = mixed(problem, 24)
+    assert solution.peak == 24
+    assert any("offload" in policy.stores for policy in solution.policies[1])
+
+
+def test_a_price_finds_what_is_not_found_block_by_block():
+    """Blocks that retain the 8 bytes and rebuild the 10 fit into 8 + 8 + 10. Block by block, another 8 count: if the
+    first block retained the 10, a cache would hold its 8 beside the second one.
+    """
+    values = Value("x", "", 8, 0, True, cached=True), Value("y", "", 10, 1, True)
+    ops = Op("cast", (), (0,), False), Op("op", (0,), (1,), True)
+    profile = Profile(BlockGraph(values, ops, (Event("y", (1,), 0),)), (1e-6, 1e-6), ((), ()))
+    problem = Problem((BlockType("a", profile, 2),), ("a", "a"))
+    assert {(point.simulation.held, point.simulation.cached) for point in frontiers(problem)[0]} == {(10, 8), (8, 0)}
+    assert mixed(problem, 26).peak == 26
+    assert mixed(problem, 25) is None
 
 
 @st.composite

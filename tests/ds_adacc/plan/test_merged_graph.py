@@ -49,3 +49,9 @@ def test_what_one_rank_lends_all_count(graph, first):
     assert [event.values for event in merged.events] == [(3,), (2, 1)]
     assert [value.lent for value in merged.values] == [False, True, False, False]
     assert merged.carried_bytes == 8
+
+
+def test_a_block_of_which_backward_runs_nothing_lends_nothing(graph):
+    """As one that returns its input, since it drops out as a whole."""
+    empty = replace(graph, events=())
+    assert merged_graph([empty, empty]) == lending(empty, ()) == empty

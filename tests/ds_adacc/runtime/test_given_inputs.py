@@ -137,6 +137,7 @@ def test_what_blocks_need_only_to_recompute_counts_once(budget):
         model.step(runs.checkpoint)
     plan, seen = runs.controller.plan, runs.controller.observation
     assert seen.peak.planned == seen.peak.observed
+    assert seen.held.planned == seen.held.observed
     of_bias = BATCH * TIME * TIME * 4
     for measured, predicted in (
         (model.peak(runs.checkpoint), plan.peak),
@@ -196,8 +197,9 @@ def test_what_a_later_block_saves_counts_without_checkpointing():
     model, runs = SavedLater(), runtime(codecs="none", memory_budget=1.0)
     for _ in range(3):
         model.step(runs.checkpoint)
-    plan = runs.controller.plan
+    plan, held = runs.controller.plan, runs.controller.observation.held
     assert plan.peak == plan.without
+    assert held.planned == held.observed
     assert model.peak(lambda block, *args: block(*args)) - plan.without <= ALLOWANCE
 
 
