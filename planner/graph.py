@@ -26,7 +26,7 @@ class Value:
     if that is not known. `cached`: a cache outside of the block holds it until the forward of the whole model has
     ended, whatever is stored, as autocast's holds its casts of weights. `lent`: no backward asks for it, but other
     blocks are given it too, and hold it for nothing because it counts here. So the last event lists it. Only where no
-    block replays anything, it counts for none, and need not be stored.
+    block replays anything, it need not be stored; then the program has it until the forward of the model has ended.
     """
 
     name: str

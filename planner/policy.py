@@ -64,9 +64,12 @@ class Policy:
         return tuple(v for v, store in stores if is_codec(store) and not profile.codec(v, store).lossless)
 
     def cached_bytes(self, profile: Profile) -> int:
-        """Bytes of one call that are alive beside those held until the forward of the model ends (`Value.cached`)."""
+        """Bytes of one call that are alive beside those held until the forward of the model ends (`Value.cached`).
+
+        So is what is lent: the program gives it to other blocks.
+        """
         pairs = zip(profile.graph.values, self.stores, strict=True)
-        return sum(value.nbytes for value, store in pairs if value.cached and store != RETAIN)
+        return sum(value.nbytes for value, store in pairs if (value.cached or value.lent) and store != RETAIN)
 
     def held_bytes(self, profile: Profile) -> int:
         """Bytes one call holds between its forward and its backward (a term of equation 8)."""

@@ -228,6 +228,11 @@ class Recording:
         return tuple(sorted({value.source for value in self.inputs if value.index in held}))
 
     @functools.cached_property
+    def unsaved_inputs(self) -> frozenset[int]:
+        """The places of those `held_inputs` that autograd does not save."""
+        return frozenset(self.held_inputs) - {value.source for value in self.inputs if value.index in self.saved}
+
+    @functools.cached_property
     def saved_of_others(self) -> tuple[int, ...]:
         """The places of the inputs that autograd saves, and an earlier call holds."""
         return tuple(sorted({value.source for value in self.inputs if value.pinned and value.index in self.saved}))

@@ -178,7 +178,7 @@ class Runtime:
             own = own_parameters(call.inputs, call.closure.parameters)
             hooks = hooks_on(chain(call.inputs, call.closure.parameters)) if block.differentiates else ()
             shared = aliases(call.inputs, [*call.inner, *held]), own, hooks
-            held_before = self.controller.held_before(call.inputs)
+            held_before = self.controller.held_before(block, call.inputs)
             signature = Signature(key, describe(call.inputs), shared, ambient(), training, held_before, plain.is_asked)
             return self._record_or_run(Incoming(block, signature, reading.marks, [*held, *in_globals], call))
         except BaseException:

@@ -143,8 +143,9 @@ class StepController:
         # Its type tells what it may hold: to find that anew for each block and size took up to half a millisecond.
         known_types, given = self.agreement.known_types, self.step.current_pass.given
         program = known_types[digest].recording
-        asked = given.owners(inputs[place] for place in program.saved_of_others)
-        for owner, place in given.add(digest, {place: inputs[place] for place in program.held_inputs}):
+        asked = given.owners((inputs[place] for place in program.saved_of_others), block.class_name)
+        held = {place: inputs[place] for place in program.held_inputs}
+        for owner, place in given.add(digest, held, program.unsaved_inputs, block.class_name):
             if owner in known_types:  # a size that was forgotten in this forward
                 known_types[owner].retain_for_others(place, (owner, place) in asked)
 
@@ -153,9 +154,9 @@ class StepController:
         if self.agreement.note_second_forward(digest, seconds):
             self.planning.pending.note_late(self.agreement.origin(digest), "second forwards were timed after the plan")
 
-    def held_before(self, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """The places of those inputs of a call that an earlier call of this forward holds."""
-        return self.step.current_pass.given.held(inputs) if self._calls_share_inputs else ()
+    def held_before(self, block: Block, inputs: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """The places of those inputs of a call of the block that an earlier call of this forward holds."""
+        return self.step.current_pass.given.held(inputs, block.class_name) if self._calls_share_inputs else ()
 
     @property
     def _calls_share_inputs(self) -> bool:

@@ -143,7 +143,7 @@ def test_what_blocks_need_only_to_recompute_counts_once(budget):
         (model.peak(runs.checkpoint), plan.peak),
         (model.peak(lambda block, *args: block(*args)), plan.without),
     ):
-        assert abs(measured - predicted) <= of_bias / 2, "not a single copy of it too much or too little"
+        assert abs(measured - predicted) <= ALLOWANCE
     lender = next(each for each in plan.block_types if each.count == 1)
     (policy,) = plan.policies[lender.name]
     bias = runs.agreement.known_types[lender.name].recording.inputs[1].index

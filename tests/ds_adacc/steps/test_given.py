@@ -35,3 +35,15 @@ def test_views_with_gaps_count_once_if_they_keep_nearly_the_same_memory_alive():
     del layers
     again = torch.zeros(LAYERS, 4, 32, 16, requires_grad=True) * 1
     assert given.held([again[0, :, :, 8:]]) == ()
+
+
+def test_what_autograd_does_not_save_is_held_for_blocks_of_one_class():
+    """A UNet's skip is given to blocks of two classes, of which often only one is recomputed from it."""
+    given, one = GivenInputs(), torch.zeros(3, requires_grad=True) * 1
+    assert given.add("down", {0: one}, {0}, "(Down)") == []
+    assert given.held([one], "(Down)") == (0,)
+    assert given.held([one], "(Up)") == ()
+    assert given.add("up", {0: one}, (), "(Up)") == []
+    assert given.held([one], "(Head)") == (0,)
+    assert given.add("head", {0: one}, {0}, "(Head)") == [("up", 0)]
+    assert given.owners([one], "(Down)") == [("down", 0)]
