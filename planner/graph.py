@@ -125,6 +125,11 @@ class BlockGraph:
         """Whether a cache outside of the block holds any of its values until the model's forward has ended."""
         return any(value.cached for value in self.values)
 
+    @functools.cached_property
+    def lends(self) -> bool:
+        """Whether any of its values is lent to other blocks."""
+        return any(value.lent for value in self.values)
+
     @property
     def saved(self) -> tuple[int, ...]:
         """The values that backward needs, sorted."""

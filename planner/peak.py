@@ -35,7 +35,7 @@ def simulations(problem: Problem, policies: Policies, known: Simulations | None 
 
 def _as_lent(problem: Problem, policies: Policies) -> Policies:
     """The policies, with what blocks lend (`Value.lent`) retained if any of them replays something, else not."""
-    if not any(value.lent for block_type in problem.block_types for value in block_type.profile.graph.values):
+    if not any(each.profile.graph.lends for each in problem.block_types):
         return policies
     pairs = list(zip(problem.block_types, policies, strict=True))
     replays = any(each.profile.graph.replayed(policy.stores) for each, chosen in pairs for policy in {*chosen})

@@ -48,9 +48,8 @@ class Policy:
 
         Of an input that another block saves, that may not have been known when the policy was found.
         """
-        asked = {index for index in graph.saved if graph.values[index].producer is None}
-        asked -= {index for index in asked if graph.values[index].lent}
-        stores = enumerate(self.stores)
+        values, stores = graph.values, enumerate(self.stores)
+        asked = {index for index in graph.saved if values[index].producer is None and not values[index].lent}
         return Policy(tuple(RETAIN if store is None and index in asked else store for index, store in stores))
 
     def is_on_offer(self, profile: Profile) -> bool:
