@@ -50,8 +50,9 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_ab
 _BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
 _ENVIRONMENT = vars(os.environ)["_data"]
 # The variables in it that torch and Triton set when they compile, which they may do in backward.
-_OF_COMPILERS = (b"TORCHINDUCTOR_", b"_TORCHINDUCTOR_", b"TORCH_WARM_POOL", b"TRITON_", b"CUBLAS_WORKSPACE_CONFIG")
-_OF_COMPILERS += (b"KMP_DUPLICATE_LIB_OK", b"CUDA_HOME", b"CPLUS_INCLUDE_PATH")
+_NAMES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TORCH_WARM_POOL", "TRITON_", "CUBLAS_WORKSPACE_CONFIG")
+_NAMES += ("KMP_DUPLICATE_LIB_OK", "CUDA_HOME", "CPLUS_INCLUDE_PATH")
+_OF_COMPILERS = tuple(map(os.environ.encodekey, _NAMES))  # bytes, or on Windows text
 
 Items = list[tuple[Any, Any]]
 
