@@ -25,8 +25,8 @@ class Value:
     stored. `alive_until`: the op of forward until which it is alive whatever is stored, also after its last reader; -1
     if that is not known. `cached`: a cache outside of the block holds it until the forward of the whole model has
     ended, whatever is stored, as autocast's holds its casts of weights. `lent`: no backward asks for it, but other
-    blocks are given it too, and hold it for nothing because it counts here. So the last event lists it. Only where no
-    block replays anything, it need not be stored; then the program has it until the forward of the model has ended.
+    blocks are given it too, and it does not count there again. So the last event lists it. Only where no block replays
+    anything, it need not be stored; then the program has it until the forward of the model has ended.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The quickest mix of points where the order of the blocks is known: block by block, in forward order.
+"""A quick mix of points where the order of the blocks is known: block by block, in forward order.
 
 A block finds only what the blocks before it hold. So of two mixes of the first blocks, one that holds more and adds
 more time is never needed: it is left out, and so are some where many are left (dynamic programming for the knapsack
@@ -26,7 +26,7 @@ class _Mix(NamedTuple):
 
 
 def mix_in_order(problem: Problem, frontiers: Sequence[Sequence[Point]], budget: int) -> list[list[int]] | None:
-    """The number of a point for each block, by block type; None if no mix fits into `budget` bytes.
+    """The number of a point for each block, by block type; None if it finds no mix that fits into `budget` bytes.
 
     `problem` must have an order. `frontiers`: as of `mix_points`.
     """
@@ -44,7 +44,7 @@ def mix_in_order(problem: Problem, frontiers: Sequence[Sequence[Point]], budget:
 
 
 def _mix_beside(problem: Problem, frontiers: Sequence[Sequence[Point]], budget: int, fetched: int) -> _Mix | None:
-    """The quickest mix of points that fetch so many bytes at most: as many are left beside all blocks but the first."""
+    """A quick mix of points that fetch so many bytes at most. That many stay free beside all blocks but the first."""
     places = _places(problem)
     mixes, cached = [_Mix(0, 0.0, 0, None)], 0
     for block, place in enumerate(places):
@@ -56,6 +56,7 @@ def _mix_beside(problem: Problem, frontiers: Sequence[Sequence[Point]], budget: 
             # What caches hold of the blocks before counts as if each had the point with the most.
             forward = cached + max(run.forward, default=0)
             backward = max(run.timeline, default=0) - (run.carried if is_last else 0)
+            # When backward begins, the last two blocks may both fetch.
             needs = beside + max(forward, backward, run.held + (fetched if is_last else 0))
             longer += [
                 _Mix(mix.held + run.held, mix.seconds + run.seconds, number, mix)

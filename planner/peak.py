@@ -17,7 +17,7 @@ def simulations(problem: Problem, policies: Policies, known: Simulations | None 
     """The simulation of one call of every block. ValueError if a policy does not fit, or a block has none.
 
     What blocks lend counts if any block replays something, whatever their own policies say: those that are given it
-    hold it for nothing. `known`: the simulations of earlier calls with the same profiles. It grows.
+    do not count it again. `known`: the simulations of earlier calls with the same profiles. It grows.
     """
     known = {} if known is None else known
     results = []
@@ -34,7 +34,7 @@ def simulations(problem: Problem, policies: Policies, known: Simulations | None 
 
 
 def _as_lent(problem: Problem, policies: Policies) -> Policies:
-    """The policies, with what blocks lend (`Value.lent`) retained if any of them replays something, else not."""
+    """The policies, with what blocks lend (`Value.lent`) retained if any block of the problem replays something."""
     if not any(each.profile.graph.lends for each in problem.block_types):
         return policies
     pairs = list(zip(problem.block_types, policies, strict=True))

@@ -39,7 +39,7 @@ class Policy:
         return Policy(tuple(map(on_device, self.stores)))
 
     def lending(self, profile: Profile, lends: bool = True) -> Policy:
-        """The same, with what other blocks may need retained (`Value.lent`); without it if it does not lend."""
+        """The same, with the values retained that are lent (`Value.lent`); without `lends` they are not stored."""
         lent, pairs = RETAIN if lends else None, zip(profile.graph.values, self.stores, strict=True)
         return Policy(tuple(lent if value.lent else store for value, store in pairs))
 
@@ -65,7 +65,7 @@ class Policy:
     def cached_bytes(self, profile: Profile) -> int:
         """Bytes of one call that are alive beside those held until the forward of the model ends (`Value.cached`).
 
-        So is what is lent: the program gives it to other blocks.
+        Lent values that are not stored count too: the program holds them for other blocks.
         """
         pairs = zip(profile.graph.values, self.stores, strict=True)
         return sum(value.nbytes for value, store in pairs if (value.cached or value.lent) and store != RETAIN)

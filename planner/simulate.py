@@ -89,7 +89,7 @@ class _Backward:
             store = self.policy.stores[value]
             if store is None:
                 producer = self.profile.graph.values[value].producer
-                if producer is not None:  # else no block needs what is lent: the policy has been checked
+                if producer is not None:  # else it is lent and no block needs it: `check` refuses all others
                     pending.extend(self._replay(producer, time))
             elif store not in (RETAIN, OFFLOAD):
                 self.rebuilt.setdefault(value, time)

@@ -50,9 +50,10 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
 
     If a pipeline checkpoints ranges of its layers, and `blocks` in the section is "auto", these ranges are the blocks.
     """
-    is_pipeline = isinstance(engine, PipelineEngine)
-    ranges_of = pipeline.layers_checkpointed_at_once(engine.module) if is_pipeline and section.blocks == "auto" else 0
-    if ranges_of:
+    is_pipeline, layers_per_range = isinstance(engine, PipelineEngine), 0
+    if is_pipeline and section.blocks == "auto":
+        layers_per_range = pipeline.layers_checkpointed_at_once(engine.module)
+    if layers_per_range:
         blocks = {}
     ranks = Ranks(planning_ranks(engine), section.solver.max_seconds)
     if compact is not None:
@@ -87,8 +88,8 @@ def serve(engine: Any, section: AdaccConfig, blocks: dict[str, nn.Module], compa
     if is_pipeline:
         pipeline.replace_checkpoint_function(engine.module)
     log = runtime.agreement.log
-    log.info("%s", _summary(engine.module, blocks, ranges_of))
-    if blocks or ranges_of:
+    log.info("%s", _summary(engine.module, blocks, layers_per_range))
+    if blocks or layers_per_range:
         log.info("the first training step records and measures the blocks: it takes much longer than later steps")
 
 
@@ -126,12 +127,15 @@ def _give_back_as_now(engine: Any, in_training: dict[int, nn.Module]) -> None:
         engine._orig_fwds[place] = module.forward
 
 
-def _summary(model: nn.Module, blocks: dict[str, nn.Module], ranges_of: int) -> str:
-    """What the log says of the blocks found. `ranges_of`: the blocks are ranges of so many layers of a pipeline."""
-    if ranges_of:
+def _summary(model: nn.Module, blocks: dict[str, nn.Module], layers_per_range: int) -> str:
+    """What the log says of the blocks found.
+
+    `layers_per_range`: the blocks are ranges of so many layers of a pipeline; 0: they are not.
+    """
+    if layers_per_range:
         return (
             f"each range of layers that the pipeline checkpoints is a block (activation_checkpoint_interval = "
-            f"{ranges_of})"
+            f"{layers_per_range}), if its activation_checkpoint_func calls ds_adacc.checkpointing.checkpoint"
         )
     if not blocks:
         text = (

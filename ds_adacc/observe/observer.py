@@ -83,7 +83,7 @@ class Observer:
         def done(output: Any) -> None:
             nodes.clear()  # the graph keeps them now
             values = call.bound.recording.values
-            # What another call holds too counts with that one: each storage counts once.
+            # Inputs that other calls hold are added too: each storage counts once.
             counting = (i for i in call.holders if values[i].owned or values[i].may_be_shared)
             self._holders.update(map(call.holders.__getitem__, counting))
             if profiler is not None and observed.moments is not None:

@@ -255,7 +255,7 @@ class KnownType:
         self._retained_for_others[place] = is_asked
         inputs = [value.index for value in self.recording.inputs if value.source == place]
         offers = [() if index in inputs else costs for index, costs in enumerate(self.profile.codecs)]
-        carried = carried_bytes(self.recording, self._retained_for_others)  # not added: a resumed run has it already
+        carried = carried_bytes(self.recording, self._retained_for_others)  # anew: a resumed profile includes some
         graph = lending(self.profile.graph, inputs, inputs if is_asked else ())
         graph = replace(graph, carried_bytes=carried)
         self.profile = replace(self.profile, graph=graph, codecs=tuple(offers))

@@ -24,9 +24,10 @@ def merged_graph(graphs: Sequence[planner.BlockGraph]) -> planner.BlockGraph:
 
 
 def lending(graph: planner.BlockGraph, lent: Collection[int], asked: Collection[int] = ()) -> planner.BlockGraph:
-    """The graph in which those of the values `lent` are lent for which backward does not ask (`planner.Value.lent`).
+    """The graph in which the values `lent` are lent (`planner.Value.lent`), unless a backward asks for them.
 
-    `asked`: the backward of this block, or of another one that is given the value, asks for these.
+    `asked`: the backward of this block, or of another one that is given the value, asks for these. They are not lent.
+    The last event lists both.
     """
     new = {*lent, *asked}.difference(graph.saved)
     values = (

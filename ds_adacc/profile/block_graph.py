@@ -37,9 +37,10 @@ def block_graph(recording: Recording, costs: Sequence[OperatorCost] = ()) -> pla
 
 
 def carried_bytes(recording: Recording, retained: Collection[int] = ()) -> int:
-    """What `BlockGraph.carried_bytes` is: of inputs that earlier calls hold, or later ones: those at `retained` places.
+    """Bytes of the gradients that later calls have left for this one to add to (`BlockGraph.carried_bytes`).
 
-    The gradients of the calls after this one are added up already.
+    They are of the inputs that an earlier call holds, and of those at the places `retained`, which later calls are
+    given too.
     """
     shared = (value for value in recording.inputs if value.pinned or value.source in retained)
     return sum(value.nbytes for value in shared if value.requires_grad)

@@ -62,7 +62,7 @@ def _of_backward(
     """What its backward step costs. `seconds`: of its replay."""
     if op.is_graph:
         return _of_graph(op, recording, seconds)
-    cost = of_step(op, inputs, recording, device)
+    cost = of_backward_step(op, inputs, recording, device)
     if cost.backward_bytes and op.is_aten:
         early = early_workspace(op, inputs, recording, device)
         cost = replace(cost, early_bytes=int(min(early, cost.backward_bytes)))
@@ -95,7 +95,7 @@ def replay_workspace(op: RecordedOp, inputs: Inputs, parameters: Sequence[torch.
     return (trace.peak or 0) - (trace.left or 0)
 
 
-def of_step(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> OperatorCost:
+def of_backward_step(op: RecordedOp, inputs: Inputs, recording: Recording, device: torch.device) -> OperatorCost:
     """What the backward step costs: run once after `op`, in a graph of its own (Rule P3). Results serve as gradients.
 
     All is 0 for an operator that is never replayed, writes in place, or has no derivative, and for an

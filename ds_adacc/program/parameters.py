@@ -14,7 +14,7 @@ def whole_shape(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def is_released(parameter: torch.Tensor) -> bool:
-    """Whether ZeRO-3 has left of the parameter but this rank's part, or nothing."""
+    """Whether ZeRO-3 has released the parameter: at most this rank's part of it is left."""
     return tuple(parameter.shape) != whole_shape(parameter)
 
 

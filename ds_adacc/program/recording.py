@@ -87,7 +87,7 @@ class RecordedValue:
 
     @property
     def may_be_shared(self) -> bool:
-        """Whether it is an input of the kind that counts for one of the calls that hold it."""
+        """Whether it is an input that several calls may hold: it counts in one of them only."""
         return self.origin == "input" and self.requires_grad and not self.is_parameter
 
 
@@ -233,7 +233,7 @@ class Recording:
         return frozenset(self.held_inputs) - {value.source for value in self.inputs if value.index in self.saved}
 
     @functools.cached_property
-    def saved_of_others(self) -> tuple[int, ...]:
+    def saved_and_held_before(self) -> tuple[int, ...]:
         """The places of the inputs that autograd saves, and an earlier call holds."""
         return tuple(sorted({value.source for value in self.inputs if value.pinned and value.index in self.saved}))
 

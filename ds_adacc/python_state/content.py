@@ -50,9 +50,9 @@ _WITHOUT_NUMBERS = frozenset({"torch", "_thread", "_multiprocessing", "re", "_ab
 _BY_IDENTITY = frozenset({"ds_adacc", "triton", "typing"})
 _ENVIRONMENT = vars(os.environ)["_data"]
 # The variables in it that torch and Triton set when they compile, which they may do in backward.
-_NAMES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TORCH_WARM_POOL", "TRITON_", "CUBLAS_WORKSPACE_CONFIG")
-_NAMES += ("KMP_DUPLICATE_LIB_OK", "CUDA_HOME", "CPLUS_INCLUDE_PATH")
-_OF_COMPILERS = tuple(map(os.environ.encodekey, _NAMES))  # bytes, or on Windows text
+_PREFIXES = ("TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TORCH_WARM_POOL", "TRITON_", "CUBLAS_WORKSPACE_CONFIG")
+_PREFIXES += ("KMP_DUPLICATE_LIB_OK", "CUDA_HOME", "CPLUS_INCLUDE_PATH")
+_OF_COMPILERS = tuple(map(os.environ.encodekey, _PREFIXES))  # bytes, or on Windows text
 
 Items = list[tuple[Any, Any]]
 

@@ -61,8 +61,8 @@ R6. What is never replayed.
     that is given its own memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes.
     Nor is what reads a parameter that the forward gives other data (`.data = ...`), or writes to (`.data.clamp_(...)`),
     or one in the same memory: a replay would read the new ones. If autograd has saved it and its version counts the
-    write, the block is not recorded: backward may have to raise an error. Nor is what reads a parameter that ZeRO-3 has
-    released when the forward has run: its hooks run within the call, and nothing is left of it to measure with.
+    write, the block is not recorded: backward may have to raise an error. What reads a parameter that ZeRO-3 has
+    released when the forward has run is not replayed either: nothing is left of it to measure with.
 R7. Data that Python reads.
     What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a

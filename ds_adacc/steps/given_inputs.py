@@ -1,9 +1,9 @@
 """Which inputs several calls of one forward hold for their backward, such as the states of an encoder.
 
 All of them hold the same memory. So it counts once: the first call that saves the input owns it, and for the others it
-is held already. So does the first call that may be recomputed from it, for calls of blocks of its class: where its plan
-does not need it, theirs does. In blocks of different classes, as at the two ends of a UNet's skip, often only one does.
-The owner's plan retains the input, also where only the others need it.
+is held already. A call that may only be recomputed from the input owns it for blocks of its own class alone: their
+plans may need it even if its own does not. Of blocks of different classes, as at the two ends of a UNet's skip, often
+only one needs it. The owner's plan retains the input, also where only the others need it.
 
 A view with gaps, such as `x[:, :, i]`, keeps all the memory alive from its first byte to its last. So if calls are
 given views with gaps that keep nearly the same memory alive, these count once. Two inputs of one call both count. A

@@ -143,7 +143,7 @@ class StepController:
         # Its type tells what it may hold: to find that anew for each block and size took up to half a millisecond.
         known_types, given = self.agreement.known_types, self.step.current_pass.given
         program = known_types[digest].recording
-        asked = given.owners((inputs[place] for place in program.saved_of_others), block.class_name)
+        asked = given.owners((inputs[place] for place in program.saved_and_held_before), block.class_name)
         held = {place: inputs[place] for place in program.held_inputs}
         for owner, place in given.add(digest, held, program.unsaved_inputs, block.class_name):
             if owner in known_types:  # a size that was forgotten in this forward
@@ -160,7 +160,7 @@ class StepController:
 
     @property
     def _calls_share_inputs(self) -> bool:
-        """Whether calls hold the inputs that they are given: partitioned or on the host, each call holds its own."""
+        """Whether calls hold the inputs that they are given. Partitioned, or on the host, each call holds a copy."""
         return self.agreement.inputs == InputPlacement()
 
     def end_backward(self) -> None:

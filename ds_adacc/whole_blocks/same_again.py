@@ -119,6 +119,7 @@ class SameAgain:
         module = marks.get("block")
         if not (self._is_forward and isinstance(module, tuple)):
             return marks
+        # The last item of a module's mark tells of its hooks.
         others = {name: mark for name, mark in marks.items() if not name.startswith("block.hook ")}
         return {**others, "block": module[:-1]}
 

@@ -20,7 +20,8 @@ def readers_of_changed(
     """The operators that read buffers or parameters that the forward changes, each with why it is not replayed.
 
     Rule R6. `statistics`: the buffers that batch norms have updated. `parameters`: by the index of a parameter that the
-    forward changes, or seems to change, why what reads it is not replayed. Nor is it if the parameter is gone by now.
+    forward changes, or seems to change, why what reads it is not replayed. What reads a parameter that ZeRO-3 has
+    released by now is not replayed either.
     """
     updated = {index for tensor in statistics for index in known.in_storage(tensor)}
     released = (index for index, parameter in enumerate(known.parameters) if is_released(parameter))

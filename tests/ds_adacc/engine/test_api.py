@@ -115,7 +115,8 @@ def test_the_blocks_found_are_told():
         "adacc.blocks"
     )
     assert serving._summary(nn.Identity(), {}, 2) == (
-        "each range of layers that the pipeline checkpoints is a block (activation_checkpoint_interval = 2)"
+        "each range of layers that the pipeline checkpoints is a block (activation_checkpoint_interval = 2), if its "
+        "activation_checkpoint_func calls ds_adacc.checkpointing.checkpoint"
     )
     albert = transformers.AlbertModel(transformers.AlbertConfig(hidden_size=8, num_attention_heads=1))
     assert summary(albert, "auto").endswith(

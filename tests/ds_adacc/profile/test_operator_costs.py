@@ -15,7 +15,7 @@ from ds_adacc.profile import operator_costs as module
 from ds_adacc.profile.block_graph import OperatorCost, block_graph
 from ds_adacc.profile.codec_maker import CodecMaker
 from ds_adacc.profile.measure import measure
-from ds_adacc.profile.operator_costs import early_workspace, of_step, operator_costs, replay_workspace
+from ds_adacc.profile.operator_costs import early_workspace, of_backward_step, operator_costs, replay_workspace
 from ds_adacc.profile.timer import Timer
 from ds_adacc.program.compiled_backward import has_run
 
@@ -89,7 +89,7 @@ def test_what_a_step_takes_while_it_has_its_values_is_told_apart(mib, early):
     found = captured(torch.ops.ds_adacc_test.patient.default, torch.randn(mib, MIB // 4, requires_grad=True))
     (op,) = found.recording.ops
     beside = mib * MIB  # of 2 * gradient
-    assert of_step(op, found.tensors, found.recording, CPU).backward_bytes == max(3 * MIB, MIB + beside)
+    assert of_backward_step(op, found.tensors, found.recording, CPU).backward_bytes == max(3 * MIB, MIB + beside)
     assert early_workspace(op, found.tensors, found.recording, CPU) == max(early * MIB, MIB + beside)
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_replayed_or_has_no_derivative_takes_nothing():
     assert refused
     for op in refused:
         assert replay_workspace(op, {}, found.recording.parameters, CPU) == 0
-        assert of_step(op, {}, found.recording, CPU) == OperatorCost()
+        assert of_backward_step(op, {}, found.recording, CPU) == OperatorCost()
     assert by_name(torch.ops.ds_adacc_test.one_way.default)["one_way"] == (0, 0)
 
 
@@ -183,7 +183,7 @@ def test_the_backward_of_a_compiled_graph_is_estimated_and_not_run():
 def test_a_backward_is_timed():
     found = captured(zoo.BertBlock(), torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
     op = next(op for op in found.recording.ops if op.short_name == "addmm")
-    assert of_step(op, found.tensors, found.recording, CPU).backward_seconds > 0
+    assert of_backward_step(op, found.tensors, found.recording, CPU).backward_seconds > 0
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
@@ -250,5 +250,5 @@ def test_a_backward_on_cuda_is_timed_after_it_has_run_once(monkeypatch):
     monkeypatch.setattr(module, "MemoryTrace", Trace)
     monkeypatch.setattr(module, "Timer", lambda device: Clock(CPU))
     device = SimpleNamespace(type="cuda")
-    assert of_step(op, found.tensors, found.recording, device).backward_seconds == 7.0
+    assert of_backward_step(op, found.tensors, found.recording, device).backward_seconds == 7.0
     assert order == ["trace", "once", "end", "timed"]
