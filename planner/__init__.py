@@ -31,7 +31,6 @@ try:
 except RuntimeError as error:  # it looks for its settings in the user's home folder
     raise RuntimeError(f"python-mip, the solver, cannot be imported: {error} Set HOME to a folder") from error
 
-from ds_adacc.human_bytes import human_bytes
 from ds_adacc.planner.baselines import (
     Baseline,
     compress_policy,
@@ -69,6 +68,7 @@ from ds_adacc.planner.solution import (
     NoSolutionInTime,
     Solution,
     evaluate_per_block,
+    human_bytes,
 )
 from ds_adacc.planner.solve_per_block import solve_per_block
 from ds_adacc.planner.solve_uniform import solve_uniform

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ds_adacc.human_bytes import human_bytes
 from ds_adacc.planner.peak import Policies, Simulations, added_seconds, held_bytes, peak_bytes
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -102,3 +101,11 @@ def quantization_error(profile: Profile, policy: Policy) -> float:
     """The sum over the compressed values of one call of relative error times bytes."""
     offers = chosen_codecs(profile, policy).items()
     return sum(offer.error * profile.graph.values[value].nbytes for value, offer in offers)
+
+
+def human_bytes(nbytes: float) -> str:
+    """1536 -> '1.50 KiB'."""
+    units, exponent = ("B", "KiB", "MiB", "GiB", "TiB"), 0
+    while exponent < 4 and abs(round(nbytes / 1024**exponent, 2)) >= 1024:  # a byte less than 1 MiB is 1 MiB
+        exponent += 1
+    return f"{nbytes / 1024**exponent:.{2 if exponent else 0}f} {units[exponent]}"

@@ -11,7 +11,6 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ds_adacc.human_bytes import human_bytes
 from ds_adacc.planner.baselines import cover, everywhere, recompute_policy, retain_policy
 from ds_adacc.planner.error_estimate import gradient_error
 from ds_adacc.planner.greedy import greedy
@@ -20,7 +19,7 @@ from ds_adacc.planner.peak import Simulations
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
 from ds_adacc.planner.profile import RETAIN, BlockType, Profile
-from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate_uniform
+from ds_adacc.planner.solution import InfeasibleBudget, NoSolutionInTime, Solution, evaluate_uniform, human_bytes
 
 _MOST_TRIES = 2000  # policies that the descent tries: a number of tries, not of seconds
 

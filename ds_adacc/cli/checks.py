@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ds_adacc.environment import CUPY, installed
-from ds_adacc.human_bytes import human_bytes
 from ds_adacc.profile.cache_folder import default_path, sizes
 
 _NOTHING_KEPT = "no profile is kept, and no journal"
@@ -209,7 +208,7 @@ def _cuda_devices() -> str:
     if not torch.cuda.is_available():
         raise Absent("none" if torch.version.cuda else "none: torch is built for the CPU")
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return "\n".join(f"cuda:{i} {d.name}, {human_bytes(d.total_memory)}" for i, d in enumerate(devices))
+    return "\n".join(f"cuda:{i} {d.name}, {d.total_memory / 2**30:.1f} GiB" for i, d in enumerate(devices))
 
 
 def _backend(name: str) -> str:
@@ -243,4 +242,4 @@ def _cache() -> str:
     if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise Absent(f"{folder} cannot be written to: {_NOTHING_KEPT}", remedy)
     count = size["profiles"]
-    return f"{size['path']}, {human_bytes(size['bytes'])}, {count} profile{'' if count == 1 else 's'}"
+    return f"{size['path']}, {size['bytes'] / 2**20:.1f} MiB, {count} profile{'' if count == 1 else 's'}"

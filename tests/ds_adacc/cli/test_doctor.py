@@ -138,7 +138,7 @@ def test_without_the_solver_devices_and_the_cache_are_told_of_all_the_same():
     code += "torch.cuda.get_device_properties = lambda index: Made(name='H200', total_memory=139 << 30)\n"
     code += "print(checks._cuda_devices(), checks._cache(), sep='\\n')"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert told.stdout.splitlines() == ["cuda:0 H200, 139.00 GiB", f"{default_path()}, 0 B, 0 profiles"], told.stderr
+    assert told.stdout.splitlines() == ["cuda:0 H200, 139.0 GiB", f"{default_path()}, 0.0 MiB, 0 profiles"], told.stderr
 
 
 def test_a_requirement_that_is_too_old_is_named_with_its_command(monkeypatch):

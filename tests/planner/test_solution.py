@@ -2,7 +2,7 @@
 
 import pytest
 
-from ds_adacc.human_bytes import human_bytes
+from ds_adacc.planner import human_bytes
 
 KIB = 1024
 
