@@ -21,6 +21,7 @@ from ds_adacc.log import get_logger
 from ds_adacc.profile.codec_maker import refuse_unusable
 from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import name_of, with_modules
+from ds_adacc.runtime.asked_functions import run_asked
 from ds_adacc.runtime.runtime_registry import RuntimeRegistry
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     runtime = registry.runtime_of(owner)
     if runtime is None:
         return function(*args, **kwargs)
-    return runtime.run(runtime.blocks.of(owner), owner, function, args, kwargs, is_asked=True)
+    return run_asked(runtime, owner, function, args, kwargs)
 
 
 def _layers_run_by(function: Any) -> Callable[..., Any] | None:

@@ -42,6 +42,8 @@ class Block:
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `differentiates`: whether it was seen to run a backward in its forward.
     `effects`: what a second forward of it has changed of what it depends on; None: nothing so far (Rule E17).
+    `is_partitioned`: it reaches a parameter that ZeRO-3 partitions. `calls_blocks`: it is a function that calls blocks
+    of an engine. Both are asked of what the program has given to `checkpoint`; None: not known yet.
     `is_always_new`: it is a function, and a thousand were called since another one that was never called again.
     """
 
@@ -49,6 +51,8 @@ class Block:
         self.name = name
         self.begins_gradient = self.is_always_new = self.differentiates = False
         self.effects: str | None = None
+        self.is_partitioned: bool | None = None
+        self.calls_blocks: bool | None = None
         self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0

@@ -164,6 +164,10 @@ class Runtime:
             self._threads.remove(thread)
         return self._plain.run_on_this_rank(plain, _OTHER_THREAD)
 
+    def run_by_torch(self, block: Block, run: functools.partial[Any], reason: str) -> Any:
+        """Run a call that the program has asked to checkpoint under torch's checkpoint, and warn of the reason."""
+        return self._plain.fall_back(PlainCall(block, run, is_asked=True), reason)
+
     def _run_exclusively(self, plain: PlainCall, key: Hashable, training: bool | None, call: BlockCall) -> Any:
         """Run a call while no other thread runs a block. `key`: as of `flatten`; `training`: as of `Signature`."""
         block = plain.block

@@ -14,11 +14,11 @@ class Asked:
     """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched."""
 
     def __init__(self) -> None:
-        self._modules: list[nn.Module] = []
+        self._modules: list[nn.Module | None] = []
 
     @contextmanager
-    def during(self, module: nn.Module) -> Iterator[None]:
-        """The checkpoint function has been given this module, and calls it."""
+    def during(self, module: nn.Module | None) -> Iterator[None]:
+        """The checkpoint function has been given this module, and calls it. None: a function, which calls several."""
         try:
             self._modules.append(module)  # within `try`: an interrupt comes where a function in C returns
             yield
@@ -30,6 +30,6 @@ class Asked:
 
         A layer of transformers asks by two flags, which it checks itself in each call (`GradientCheckpointingLayer`).
         """
-        if any(each is module for each in self._modules):
+        if any(each is module or each is None for each in self._modules):
             return True
         return ORIGINAL in vars(module) and module.training and bool(getattr(module, "gradient_checkpointing", False))

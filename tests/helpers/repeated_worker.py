@@ -95,7 +95,7 @@ class Collapsed(Experts):
 
 
 class Reading(nn.Module):
-    """No collective of its own: only ZeRO-3 calls some, to gather parameters."""
+    """No collective of its own. ZeRO-3 gathers its parameters before its forward, and again for its backward."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +218,7 @@ def section(budget, kinds):
 CASES = {
     "experts": ([Experts] * LAYERS, 1, LENGTHS, 0.5, {}),
     "experts under ZeRO-3": ([Experts] * LAYERS, 3, LENGTHS, 0.6, {}),
-    "gathered": ([Reading] * LAYERS, 3, LENGTHS, 0.8, {}),
+    "gathered": ([Reading] * LAYERS, 3, LENGTHS, 0.6, {}),
     "lengths": ([Experts] * LAYERS, 2, VARYING, 0.6, {}),
     "watched by a profiler": ([Experts] * LAYERS, 1, (24, 24, 30, 24), 0.5, {"watch": (1, 2)}),
     "collapsed": ([Collapsed] * LAYERS, 1, (24, 24, 30, 24), 0.5, {"watch": (1, 2)}),

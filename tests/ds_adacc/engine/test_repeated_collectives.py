@@ -49,7 +49,13 @@ def test_a_budget_that_no_replay_reaches_is_kept(ranks, name):
         assert rank["recordings"] == [4] * 4
 
 
-@pytest.mark.parametrize("name", ["experts", "experts under ZeRO-3", "gathered"])
+def test_a_second_forward_gathers_no_parameters(ranks):
+    for rank in ours(ranks, "gathered"):
+        assert rank["repeated"] == [[]] * 4
+        assert not any("collectives" in remark for remark in rank["remarks"])
+
+
+@pytest.mark.parametrize("name", ["experts", "experts under ZeRO-3"])
 def test_all_are_recomputed_until_one_is_timed_and_then_as_few_as_the_budget_needs(ranks, name):
     one, other = (rank["repeated"] for rank in ours(ranks, name))
     assert one == other
