@@ -34,9 +34,8 @@ class Draw:
 class WholeBlock:
     """Stands for a whole block where an operator stands in a `RecordedOp` (Rule R20). No replay runs it: a call does.
 
-    `class_name`: as of `Block.class_name`. `repeats_collectives`: whether its second forward calls collectives, its own
-    or those by which ZeRO-3 gathers parameters. `writes_to`: the places of the buffers that it writes to, among the
-    recording's.
+    `class_name`: as of `Block.class_name`. `repeats_collectives`: whether its second forward calls collectives.
+    `writes_to`: the places of the buffers that it writes to, among the recording's.
     """
 
     class_name: str

@@ -24,7 +24,6 @@ REPLACED = "gives a tensor other memory"  # as it was in the recorded call
 # As torch.nn.utils.parametrize does at each registration. It counts as a write, so no version tells of real ones.
 PARAMETRIZED = "reads a parameter that is parametrized anew in each call"
 MOVED = "reads a parameter that the forward gives other data"  # as by `weight.data = ...`, which nothing tells of
-RELEASED = "reads a parameter that ZeRO-3 releases before the block has ended"  # by hooks that run in its call
 WRITTEN = "reads or writes a parameter to which the forward writes"  # as by `weight.data.clamp_(...)`
 UNINITIALISED = "uninitialised memory"  # what an `empty` returns is not replayed by itself
 

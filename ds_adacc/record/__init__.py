@@ -61,8 +61,7 @@ R6. What is never replayed.
     that is given its own memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes.
     Nor is what reads a parameter that the forward gives other data (`.data = ...`), or writes to (`.data.clamp_(...)`),
     or one in the same memory: a replay would read the new ones. If autograd has saved it and its version counts the
-    write, the block is not recorded: backward may have to raise an error. What reads a parameter that ZeRO-3 has
-    released when the forward has run is not replayed either: nothing is left of it to measure with.
+    write, the block is not recorded: backward may have to raise an error.
 R7. Data that Python reads.
     What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a
@@ -150,10 +149,9 @@ R20. Blocks as one operator.
     A block that reads data, or numbers that it has put into tensors, may be planned as one operator, which only a
     second forward runs again (Rule E17). It makes one value: all that the block makes and backward needs. Data decide
     how many bytes those are, so the program does not have them; the profile has. What comes before the read is part of
-    the program, and what follows is not, as ranks must agree on it. Where ZeRO-3 gathers parameters in the block, their
-    shapes stand for what comes before. A block that runs compiled code, has a batch norm, or writes to a tensor that
-    it has not made, other than a registered buffer, is never planned so: to run it twice would do more than to make its
-    tensors. Of collectives in it, Rule T8 tells.
+    the program, and what follows is not, as ranks must agree on it. A block that runs compiled code, has a batch norm,
+    or writes to a tensor that it has not made, other than a registered buffer, is never planned so: to run it twice
+    would do more than to make its tensors. Of collectives in it, Rule T8 tells.
 R21. Calls that are followed.
     A call that is followed is watched too. At its size code may run that ran in no recording. What that reads is
     guarded from then on (Rule R8). If it cannot be read again, if it tells why an operator must not be replayed, or if

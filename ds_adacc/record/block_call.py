@@ -41,12 +41,3 @@ class BlockCall(NamedTuple):
         func = self.run.func
         is_method = isinstance(func, types.MethodType) and isinstance(func.__self__, nn.Module)
         return is_method and func.__name__ == "forward"
-
-    @property
-    def gathered_within(self) -> list[torch.Tensor]:
-        """The parameters that hooks of ZeRO-3 gather and release in it. A leaf module's hooks run around it."""
-        partitioned = [parameter for parameter in self.closure.parameters if hasattr(parameter, "ds_id")]
-        if not partitioned:
-            return []
-        module = getattr(self.run.func, "__self__", None) if self.is_forward else None
-        return [p for p in partitioned if module is None or getattr(p, "ds_z3_leaf_module", None) is not module]

@@ -8,6 +8,7 @@ The files, in the order in which a call meets them:
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
 * `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`.
+* `asked_functions`: whether what such a call is given is a block, calls blocks, or is torch's to checkpoint.
 * `runtime`: a call comes in: has it recorded, or run as planned.
 * `other_checkpoints`: refuses a block that already runs inside one, and finds a block that has one inside.
 * `learner`: has a call recorded, and learns from it: its block type, and all costs.
@@ -26,7 +27,8 @@ T2. Calls that cannot be recorded.
     has asked for checkpointing of the call, unless other ranks may run it as planned: they would not repeat its
     collectives (but see Rule T8). One warning names the block and the reason.
 T3. Calls inside a block.
-    A call inside a block is part of that block. Only the outermost call is recorded or planned.
+    A call inside a block is part of that block. Only the outermost call is recorded or planned. But a function that
+    the program gives to `checkpoint` is no block under ZeRO-3 if it calls blocks of an engine: they are.
 T4. No hooks without need.
     If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. Lossy policies.
@@ -38,9 +40,8 @@ T7. Blocks recomputed as a whole.
     `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
     Nor is it if its first call has changed what later calls depend on, such as a counter.
 T8. Second forwards with collectives.
-    A second forward that calls collectives, its own or those by which ZeRO-3 gathers parameters, runs on all ranks or
-    on none, and at the same place in backward. So the ranks agree on the names of such blocks when they plan; until
-    then all retain what these save. What one rank alone knows has no part in it: the sizes of its inputs, a trial, a
-    recording. If a rank cannot run a call of such a block as planned, its backward runs the forward again all the same,
-    or it raises an error.
+    A second forward that calls collectives runs on all ranks or on none, and at the same place in backward. So the
+    ranks agree on the names of such blocks when they plan; until then all retain what these save. What one rank alone
+    knows has no part in it: the sizes of its inputs, a trial, a recording. If a rank cannot run a call of such a block
+    as planned, its backward runs the forward again all the same, or it raises an error.
 """

@@ -1,8 +1,9 @@
 """Calls of what a program gives to `checkpoint`: a block of an engine, a function that calls such blocks, or another.
 
 Within the call of a function, ZeRO-3 gathers the parameters of one module after the other, and releases them again. So
-no replay for the function would find all of them. Around the forward of an engine's block it keeps all of the block's
-parameters. So under ZeRO-3, a function that calls such blocks is no block itself: they are. Torch checkpoints any other.
+no replay for the function would find all of them. For an engine's block, it gathers them before the block's forward,
+and again for its backward. So under ZeRO-3, a function that calls such blocks is no block itself: they are. Torch
+checkpoints any other function.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import call_asked, runs
 
 _RELEASED = (
-    "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, train with "
-    "ds_adacc.initialize or ds_adacc.attach, and list their class names in adacc.blocks"
+    "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, train "
+    "with ds_adacc.initialize or ds_adacc.attach, and list their class names in adacc.blocks"
 )
 
 

@@ -203,7 +203,7 @@ class PlannedCalls:
             on_divergence = functools.partial(self._doubt_prediction, incoming.block, variant)
         call: PackedCall
         if second is not None:
-            call = WholeCall(bound, inputs, second.beginning, second.around, alive, incoming.call.gathered_within)
+            call = WholeCall(bound, inputs, second.beginning, second.around, alive)
         else:
             call = Call(bound, inputs, on_divergence, noted, alive)
             call.diverged |= bound.recording.is_whole  # one operator does not tell what is saved: all is retained

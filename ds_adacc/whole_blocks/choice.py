@@ -53,16 +53,15 @@ def planned_recording(
     have one, a remark says what it would save. Raises RuntimeError if the other ranks run a second forward, and this
     rank cannot.
     """
-    block, gathered = called.incoming.block, called.incoming.call.gathered_within
-    repeats = has_other_ranks() and (calls_collective(recording) or bool(gathered))
+    block = called.incoming.block
+    repeats = has_other_ranks() and calls_collective(recording)
     if called.beginning is not None and block.name in agreement.repeated:
         if (reason := _why_not_the_same(called, recording)) is not None:
             raise RuntimeError(
                 f"block {block.name}: backward runs its forward a second time on all ranks, as you ask for "
                 f"checkpointing. But on this rank {reason}. Pass the generator to the block as an argument"
             )
-        whole = as_whole(recording, block.class_name, repeats_collectives=True, gathered=gathered)
-        return whole, WholeCosts.of(recording)
+        return as_whole(recording, block.class_name, repeats_collectives=True), WholeCosts.of(recording)
     if recording.data_read_at is None:
         return (recording, None) if repeats else _by_numbers(called, recording, agreement.inputs)
     costs = WholeCosts.of(recording)
@@ -75,7 +74,7 @@ def planned_recording(
         return recording.remarked(f"The block is not recomputed as a whole either, since {reason}"), None
     if called.beginning is None:
         return recording.remarked(_ADVICE), None
-    return as_whole(recording, block.class_name, repeats, gathered), costs
+    return as_whole(recording, block.class_name, repeats), costs
 
 
 def _by_numbers(

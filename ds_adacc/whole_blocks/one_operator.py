@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -13,7 +12,6 @@ from torch import nn
 from ds_adacc.program.arguments import ValueRef
 from ds_adacc.program.backward_graph import BackwardGraph
 from ds_adacc.program.geometry import Geometry
-from ds_adacc.program.parameters import whole_shape
 from ds_adacc.program.recorded_op import RecordedOp, WholeBlock
 from ds_adacc.program.recording import Position, RecordedValue, Recording
 from ds_adacc.program.refusals import COLLECTIVE, REPLACED, STATISTICS, TAINTED, UNSEEN, WRITTEN
@@ -59,18 +57,12 @@ def calls_collective(recording: Recording, once_data_was_read: bool = False) -> 
     return any(op.refusal == COLLECTIVE for op in recording.ops[after:])
 
 
-def as_whole(
-    recording: Recording,
-    class_name: str,
-    repeats_collectives: bool = False,
-    gathered: Sequence[torch.Tensor] = (),
-) -> Recording:
+def as_whole(recording: Recording, class_name: str, repeats_collectives: bool = False) -> Recording:
     """The recorded block as one operator, which makes one value: all that it makes and backward needs.
 
     Data decide how many bytes those are. So the program has none of them, as ranks must agree on it: only the profile
     has. Nor does it have what runs once data were read. `buffers` stay those that the operators have read: a second
-    forward must find the same tensors there. `repeats_collectives`: as of `WholeBlock`. `gathered`: the parameters that
-    ZeRO-3 gathers in it, which it does at other places in each call.
+    forward must find the same tensors there. `repeats_collectives`: as of `WholeBlock`.
     """
     inputs = tuple(replace(value, index=index) for index, value in enumerate(recording.inputs))
     made = RecordedValue(
@@ -85,7 +77,7 @@ def as_whole(
     read = tuple(ValueRef(value.index, value.geometry) for value in inputs)
     written = tuple(v.source for v in recording.values if _is_written(v) and _is_registered(recording, v))
     func = WholeBlock(class_name, repeats_collectives, written)
-    op = RecordedOp(0, func, (_alike(recording, gathered), *read), (), (made.index,))
+    op = RecordedOp(0, func, (_alike(recording), *read), (), (made.index,))
     return replace(
         recording,
         values=(*inputs, made),
@@ -109,12 +101,8 @@ def _remark(recording: Recording, repeats_collectives: bool) -> str:
     return remark
 
 
-def _alike(recording: Recording, gathered: Sequence[torch.Tensor]) -> str:
-    """A hash of what is the same in every call of the block, whatever its sizes: the operators until data are read.
-
-    Among these are those with which ZeRO-3 gathers parameters, where it does; there the parameters' shapes stand.
-    """
+def _alike(recording: Recording) -> str:
+    """A hash of what is the same in every call of the block, whatever its sizes: the operators until data are read."""
     ops = takewhile(lambda op: op.refusal != TAINTED, recording.ops)
-    same = [(op.name, op.reads, op.outputs) for op in ops] if not gathered else [*map(whole_shape, gathered)]
-    text = repr(same)
+    text = repr([(op.name, op.reads, op.outputs) for op in ops])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,12 +30,8 @@ class WholeCall:
         beginning: Beginning,
         around: Around,
         alive: AliveCall,
-        released: Collection[torch.Tensor],
     ) -> None:
-        """`beginning`: of its forward. `around`: what its second forward runs in. `alive`: what autograd is to hold.
-
-        `released`: the parameters that ZeRO-3 gathers and releases within the forward: each lies elsewhere every time.
-        """
+        """`beginning`: of its forward. `around`: what its second forward runs in. `alive`: what autograd is to hold."""
         self.bound = bound
         self.alive = alive
         self.diverged = False  # whatever the call saves, its second forward makes that
@@ -43,7 +39,6 @@ class WholeCall:
         self.holders: dict[int, Holder] = {index: holder for index, holder in given if holder is not None}
         parameters = tuple(bound.recording.parameters)
         self._parameters = {parameter.data_ptr(): parameter for parameter in parameters}
-        self._released = tuple(released)
         versions = [parameter._version for parameter in parameters]
         (segment,) = bound.segments.values()
         updates, began_after = segment.updates, segment.updates.count
@@ -63,17 +58,11 @@ class WholeCall:
         """The pack hook: a slot that holds nothing, or a parameter."""
         assert self._second is not None, "a call packs nothing once its forward has ended"
         if tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg()):
-            parameter = self._parameter_at(tensor.data_ptr())
+            parameter = self._parameters.get(tensor.data_ptr())
             if parameter is not None and 0 < span(tensor)[1] <= span(parameter)[1]:
                 self._second.skip(tensor)
                 return ParameterSlot(parameter, Geometry.of(tensor))  # Rule E8
         return self._second.slot(tensor)
-
-    def _parameter_at(self, address: int) -> torch.Tensor | None:
-        for parameter in self._released:
-            if parameter.data_ptr() == address:
-                return parameter
-        return self._parameters.get(address)
 
     def run_at_gradient_of(self, output: Any, arguments: Any) -> None:
         """As of `SecondForward`."""
@@ -91,4 +80,4 @@ class WholeCall:
 
     def close(self) -> None:
         """Let go of everything at the end of the forward (Rule E5)."""
-        self.holders, self._parameters, self._released, self._second = {}, {}, (), None
+        self.holders, self._parameters, self._second = {}, {}, None

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from ds_adacc.program.arguments import ParameterRef, ValueRef
-from ds_adacc.program.parameters import is_released
 from ds_adacc.program.recorded_op import RecordedOp
 from ds_adacc.program.recording import Recording
-from ds_adacc.program.refusals import MOVED, RELEASED, STATISTICS
+from ds_adacc.program.refusals import MOVED, STATISTICS
 from ds_adacc.record.known_tensors import KnownTensors
 
 
@@ -20,12 +19,10 @@ def readers_of_changed(
     """The operators that read buffers or parameters that the forward changes, each with why it is not replayed.
 
     Rule R6. `statistics`: the buffers that batch norms have updated. `parameters`: by the index of a parameter that the
-    forward changes, or seems to change, why what reads it is not replayed. What reads a parameter that ZeRO-3 has
-    released by now is not replayed either.
+    forward changes, or seems to change, why what reads it is not replayed.
     """
     updated = {index for tensor in statistics for index in known.in_storage(tensor)}
-    released = (index for index, parameter in enumerate(known.parameters) if is_released(parameter))
-    changed = {**parameters, **dict.fromkeys(known.moved(), MOVED), **dict.fromkeys(released, RELEASED)}
+    changed = {**parameters, **dict.fromkeys(known.moved(), MOVED)}
     read = ((op, ref.index) for op in ops for ref in op.sources if type(ref) is ParameterRef)
     readers = {op.index: STATISTICS for op in ops if updated.intersection(op.needs)}
     return readers | {op.index: changed[parameter] for op, parameter in read if parameter in changed}

@@ -1,4 +1,4 @@
-"""What a program gives to `checkpoint` under ZeRO-3, on two ranks: modules, and functions that call blocks or others."""
+"""What a program gives to `checkpoint` under ZeRO-3, on two ranks: modules, and functions that call blocks or not."""
 
 import pytest
 from asked_worker import FORMS, LAYERS, STEPS, WITHOUT_ENGINE

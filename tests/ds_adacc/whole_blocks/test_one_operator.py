@@ -90,15 +90,6 @@ def test_a_block_whose_second_forward_calls_collectives_is_of_another_type():
     assert together.remarks[0].endswith("A second forward calls collectives, so all ranks run it or none does")
 
 
-def test_where_zero_3_gathers_parameters_their_shapes_stand_for_what_comes_before():
-    block = layers()[0]
-    one, other = recorded(block), recorded(nn.Sequential(nn.Identity(), block))
-    gathered = [*block.parameters()]
-    digests = {as_whole(each, "(Experts)", True, gathered).digest for each in (one, other)}
-    digests |= {as_whole(one, "(Experts)", True, gathered[1:]).digest}
-    assert len(digests) == 2
-
-
 @pytest.mark.parametrize("refusal", [UNSEEN, REPLACED])
 def test_operators_with_effects_must_not_run_twice(refusal):
     recording = recorded(layers()[0])
