@@ -8,7 +8,7 @@ The files, in the order in which a call meets them:
 * `find_blocks`: finds the model's blocks; `wrap`: routes their forwards to the runtime; `compiled_blocks`: those that
   are compiled.
 * `runtime_registry`: the runtimes of a process: which of them serves a call of `ds_adacc.checkpointing`.
-* `asked_functions`: whether what such a call is given is a block, calls blocks, or is torch's to checkpoint.
+* `asked_functions`: whether what such a call is given is a block, calls others, or is for torch to checkpoint.
 * `runtime`: a call comes in: has it recorded, or run as planned.
 * `other_checkpoints`: refuses a block that already runs inside one, and finds a block that has one inside.
 * `learner`: has a call recorded, and learns from it: its block type, and all costs.
@@ -28,7 +28,8 @@ T2. Calls that cannot be recorded.
     collectives (but see Rule T8). One warning names the block and the reason.
 T3. Calls inside a block.
     A call inside a block is part of that block. Only the outermost call is recorded or planned. But a function that
-    the program gives to `checkpoint` is no block under ZeRO-3 if it calls blocks of an engine: they are.
+    the program gives to `checkpoint` is no block if it only calls one block of an engine, nor, under ZeRO-3, if it
+    calls any: they are.
 T4. No hooks without need.
     If a policy retains everything and nothing observes the step, no hooks are installed.
 T5. Lossy policies.

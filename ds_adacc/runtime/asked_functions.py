@@ -1,4 +1,7 @@
-"""Calls of what a program gives to `checkpoint`: a block of an engine, a function that calls such blocks, or another.
+"""What a program gives to `checkpoint`: a block of an engine, a function that calls such blocks, or another function.
+
+A function that only calls one block of an engine is that block: what it reaches besides, which may be the whole model,
+need not be read at each call.
 
 Within the call of a function, ZeRO-3 gathers the parameters of one module after the other, and releases them again. So
 no replay for the function would find all of them. For an engine's block, it gathers them before the block's forward,
@@ -15,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.execute.block import Block
+from ds_adacc.execute.block import Block, RunsAs
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import call_asked, runs
@@ -34,18 +37,19 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
     module = _module_called(function)
     if module is not None and runs(runtime, module):
         return call_asked(function, *args, **kwargs)
-    block = runtime.blocks.of(owner)
-    is_part = runtime.is_inside or not torch.is_grad_enabled()  # it holds nothing of its own
-    if is_part or not _is_partitioned(block, owner):
+    block, run = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs)
+    if runtime.is_inside or not torch.is_grad_enabled():  # it holds nothing of its own
         return runtime.run(block, owner, function, args, kwargs, is_asked=True)
-    if not _may_call_blocks(block, runtime, owner):
-        return runtime.run_by_torch(block, functools.partial(function, *args, **kwargs), _RELEASED)
-    before = runtime.calls
-    with runtime.asked.during(None):
-        output = function(*args, **kwargs)
-    # Its closure may hold the whole model. Only its call tells which modules it calls.
-    block.calls_blocks = runtime.calls > before
-    return output
+    if block.runs_as is None and _reaches_blocks(runtime, owner):
+        return _try_its_blocks(runtime, block, owner, run)
+    if block.runs_as is None:
+        block.runs_as = _without_its_blocks(owner)
+    if block.runs_as is RunsAs.BY_TORCH:
+        return runtime.run_by_torch(block, run, _RELEASED)
+    if block.runs_as is RunsAs.ITS_BLOCKS:
+        with runtime.asked.during(None):
+            return run()
+    return runtime.run(block, owner, function, args, kwargs, is_asked=True)
 
 
 def _module_called(function: Callable[..., Any]) -> nn.Module | None:
@@ -58,15 +62,24 @@ def _module_called(function: Callable[..., Any]) -> nn.Module | None:
     return module if isinstance(module, nn.Module) and function in (module.__call__, module.forward) else None
 
 
-def _is_partitioned(block: Block, owner: Callable[..., Any]) -> bool:
-    """Whether ZeRO-3 partitions a parameter that it reaches. To look at all of them at each call would take long."""
-    if block.is_partitioned is None:
-        block.is_partitioned = any(hasattr(parameter, "ds_id") for parameter in closure_of(owner).parameters)
-    return block.is_partitioned
+def _reaches_blocks(runtime: Runtime, owner: Callable[..., Any]) -> bool:
+    """Whether it may call blocks of the engine. Its closure may hold the whole model, so only its call tells."""
+    return any(runs(runtime, module) for module in closure_of(owner).submodules())
 
 
-def _may_call_blocks(block: Block, runtime: Runtime, owner: Callable[..., Any]) -> bool:
-    """Whether it calls blocks of the engine, as far as is known before its call."""
-    if block.calls_blocks is None and not any(runs(runtime, module) for module in closure_of(owner).submodules()):
-        block.calls_blocks = False
-    return block.calls_blocks is not False
+def _without_its_blocks(owner: Callable[..., Any]) -> RunsAs:
+    is_partitioned = any(hasattr(parameter, "ds_id") for parameter in closure_of(owner).parameters)
+    return RunsAs.BY_TORCH if is_partitioned else RunsAs.BLOCK
+
+
+def _try_its_blocks(runtime: Runtime, block: Block, owner: Callable[..., Any], run: functools.partial[Any]) -> Any:
+    """Run its first call with the blocks that it calls, and decide what it is from then on."""
+    otherwise, asked = _without_its_blocks(owner), runtime.asked
+    calls, nodes, first = asked.calls, asked.nodes, torch.autograd._get_sequence_nr()
+    with asked.during(None):
+        output = run()
+    calls, nodes = asked.calls - calls, asked.nodes - nodes
+    does_nothing_else = torch.autograd._get_sequence_nr() - first == nodes
+    is_its_blocks = calls > 0 if otherwise is RunsAs.BY_TORCH else calls == 1 and does_nothing_else
+    block.runs_as = RunsAs.ITS_BLOCKS if is_its_blocks else otherwise
+    return output

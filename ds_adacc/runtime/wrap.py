@@ -115,8 +115,10 @@ def _run(
     args: Any,
     kwargs: Any,
 ) -> Any:
-    block = runtime.blocks.of_module(module, name)
-    return runtime.run(block, module, bound_to(module), args, kwargs, runtime.asked.is_asked_for(module))
+    block, asked, first = runtime.blocks.of_module(module, name), runtime.asked, torch.autograd._get_sequence_nr()
+    output = runtime.run(block, module, bound_to(module), args, kwargs, asked.is_asked_for(module))
+    asked.calls, asked.nodes = asked.calls + 1, asked.nodes + torch.autograd._get_sequence_nr() - first
+    return output
 
 
 def _rebound(own: Callable[..., Any], module: nn.Module, copy: nn.Module) -> Callable[..., Any]:

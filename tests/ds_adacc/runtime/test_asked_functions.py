@@ -1,0 +1,131 @@
+"""What a program gives to `checkpoint` while blocks of an engine run: those blocks, and functions that call them."""
+
+import functools
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from ds_adacc.config import load
+from ds_adacc.execute.block import RunsAs
+from ds_adacc.runtime.asked_functions import run_asked
+from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
+
+LAYERS = 4
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(zoo.GPTBlock() for _ in range(LAYERS))
+
+    def layers(self, start, end):
+        """A function of its own at each forward, as Megatron makes it: it holds the whole model."""
+
+        def run(x, scale=None):
+            for number in range(start, end):
+                x = self.blocks[number](x)
+            return x if scale is None else x * scale
+
+        return run
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture
+def plain(model):
+    """The gradients without ds_adacc."""
+    return gradients(model, lambda function, x: function(x), list(model.blocks))
+
+
+@pytest.fixture
+def runtime(model, plain):
+    runtime = Runtime(load({"adacc": {"memory_budget": 0.6, "codecs": "none"}}), has_engine=True)
+    wrap_blocks({f"blocks.{number}": block for number, block in enumerate(model.blocks)}, runtime)
+    return runtime
+
+
+def gradients(model, call, functions):
+    """Of one forward and backward, in which `call` is given the functions one after the other."""
+    torch.manual_seed(1)
+    x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    y = functools.reduce(lambda given, function: call(function, given), functions, x)
+    return torch.autograd.grad(y.square().mean(), [x, *model.parameters()])
+
+
+def trained(model, runtime, functions, steps=4):
+    """The gradients of the last of several steps."""
+    for _ in range(steps):
+        found = gradients(model, functools.partial(given_to_checkpoint, runtime), functions)
+        runtime.controller.end_backward()
+        runtime.controller.end_step()
+    return found
+
+
+def given_to_checkpoint(runtime, function, *args, **kwargs):
+    return run_asked(runtime, function, function, args, kwargs)
+
+
+def recorded(runtime):
+    return sorted(block.name for block, _ in runtime.blocks.variants())
+
+
+def forms(model, number):
+    block = model.blocks[number]
+    return {
+        "a module": block,
+        "a partial": functools.partial(block),
+        "its call": block.__call__,
+        "its forward": block.forward,
+        "a lambda": lambda x: block(x),
+        "a function that holds the model": model.layers(number, number + 1),
+    }
+
+
+FORMS = ("a module", "a partial", "its call", "its forward", "a lambda", "a function that holds the model")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_only_calls_a_block_of_the_engine_is_that_block(model, plain, runtime, form):
+    found = trained(model, runtime, [forms(model, number)[form] for number in range(LAYERS)])
+    assert all(map(torch.equal, found, plain))
+    assert recorded(runtime) == [f"blocks.{number} (GPTBlock)" for number in range(LAYERS)]
+    assert runtime.recordings == LAYERS + 1, "a tracking step has recorded one again"
+    blocks = [block for block, _ in runtime.blocks.variants()]
+    assert [len(block.asked_variants()) for block in blocks] == [1] * LAYERS
+
+
+def test_a_function_of_two_blocks_is_one_block_as_the_program_asks_for(model, plain, runtime):
+    functions = [model.layers(0, 2), model.layers(2, 4)]
+    found = trained(model, runtime, functions)
+    assert all(map(torch.equal, found, plain))
+    assert [runtime.blocks.of(function).runs_as for function in functions] == [RunsAs.BLOCK] * 2
+    assert recorded(runtime)[:2] == ["Model.layers.<locals>.run"] * 2
+
+
+def test_a_function_that_computes_something_besides_is_a_block(model, runtime):
+    functions = [lambda x, block=block: 2.0 * block(x) for block in model.blocks]
+    found = trained(model, runtime, functions)
+    unwrap_blocks(model.blocks)
+    plain = gradients(model, lambda function, x: function(x), functions)
+    assert all(map(torch.equal, found, plain))
+    assert [runtime.blocks.of(function).runs_as for function in functions] == [RunsAs.BLOCK] * LAYERS
+
+
+def test_only_a_whole_call_with_gradients_decides(model, runtime):
+    function, x = model.layers(0, 1), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    with torch.no_grad():
+        given_to_checkpoint(runtime, function, x)
+    assert runtime.blocks.of(function).runs_as is None
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        given_to_checkpoint(runtime, function, x[..., 1:])
+    assert runtime.blocks.of(function).runs_as is None
+    given_to_checkpoint(runtime, function, x)
+    assert runtime.blocks.of(function).runs_as is RunsAs.ITS_BLOCKS
+    assert not runtime.asked.is_asked_for(model.blocks[0]), "no call is left over"
