@@ -40,10 +40,13 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
     block, run = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs)
     if runtime.is_inside or not torch.is_grad_enabled():  # it holds nothing of its own
         return runtime.run(block, owner, function, args, kwargs, is_asked=True)
-    if block.runs_as is None and _reaches_blocks(runtime, owner):
-        return _try_its_blocks(runtime, block, owner, run)
     if block.runs_as is None:
-        block.runs_as = _without_its_blocks(owner)
+        otherwise = RunsAs.BY_TORCH if _is_partitioned(owner) else RunsAs.BLOCK
+        # The forward of a module does more than to call one block.
+        may_be_its_blocks = module is None or otherwise is RunsAs.BY_TORCH
+        if may_be_its_blocks and _reaches_blocks(runtime, owner):
+            return _try_its_blocks(runtime, block, run, otherwise)
+        block.runs_as = otherwise
     if block.runs_as is RunsAs.BY_TORCH:
         return runtime.run_by_torch(block, run, _RELEASED)
     if block.runs_as is RunsAs.ITS_BLOCKS:
@@ -67,19 +70,22 @@ def _reaches_blocks(runtime: Runtime, owner: Callable[..., Any]) -> bool:
     return any(runs(runtime, module) for module in closure_of(owner).submodules())
 
 
-def _without_its_blocks(owner: Callable[..., Any]) -> RunsAs:
-    is_partitioned = any(hasattr(parameter, "ds_id") for parameter in closure_of(owner).parameters)
-    return RunsAs.BY_TORCH if is_partitioned else RunsAs.BLOCK
+def _is_partitioned(owner: Callable[..., Any]) -> bool:
+    """Whether ZeRO-3 partitions a parameter that it reaches."""
+    return any(hasattr(parameter, "ds_id") for parameter in closure_of(owner).parameters)
 
 
-def _try_its_blocks(runtime: Runtime, block: Block, owner: Callable[..., Any], run: functools.partial[Any]) -> Any:
-    """Run its first call with the blocks that it calls, and decide what it is from then on."""
-    otherwise, asked = _without_its_blocks(owner), runtime.asked
+def _try_its_blocks(runtime: Runtime, block: Block, run: functools.partial[Any], otherwise: RunsAs) -> Any:
+    """Run its first call with the blocks that it calls, and decide what it is from then on.
+
+    `otherwise`: what it is if those blocks do not take its place.
+    """
+    asked = runtime.asked
     calls, nodes, first = asked.calls, asked.nodes, torch.autograd._get_sequence_nr()
     with asked.during(None):
         output = run()
-    calls, nodes = asked.calls - calls, asked.nodes - nodes
-    does_nothing_else = torch.autograd._get_sequence_nr() - first == nodes
-    is_its_blocks = calls > 0 if otherwise is RunsAs.BY_TORCH else calls == 1 and does_nothing_else
-    block.runs_as = RunsAs.ITS_BLOCKS if is_its_blocks else otherwise
+    calls, nodes, every = asked.calls - calls, asked.nodes - nodes, torch.autograd._get_sequence_nr() - first
+    is_its_blocks = calls > 0 if otherwise is RunsAs.BY_TORCH else calls == 1 and nodes == every
+    if every:  # else it has done nothing, as a layer that is dropped at random
+        block.runs_as = RunsAs.ITS_BLOCKS if is_its_blocks else otherwise
     return output

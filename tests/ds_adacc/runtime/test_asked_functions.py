@@ -1,6 +1,7 @@
 """What a program gives to `checkpoint` while blocks of an engine run: those blocks, and functions that call them."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -129,3 +130,14 @@ def test_only_a_whole_call_with_gradients_decides(model, runtime):
     given_to_checkpoint(runtime, function, x)
     assert runtime.blocks.of(function).runs_as is RunsAs.ITS_BLOCKS
     assert not runtime.asked.is_asked_for(model.blocks[0]), "no call is left over"
+
+
+def test_a_call_that_drops_its_layer_decides_nothing(model, runtime):
+    counter, x = itertools.count(), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+
+    def function(x):
+        return model.blocks[0](x) if next(counter) else x
+
+    for expected in (None, RunsAs.ITS_BLOCKS):
+        given_to_checkpoint(runtime, function, x)
+        assert runtime.blocks.of(function).runs_as is expected
