@@ -20,6 +20,7 @@ from torch import nn
 
 from ds_adacc.execute.block import Block, RunsAs
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.python_state.covered import covered_by
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import call_asked, runs
 
@@ -48,7 +49,10 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
             return _try_its_blocks(runtime, block, run, otherwise)
         block.runs_as = otherwise
     if block.runs_as is RunsAs.BY_TORCH:
-        return runtime.run_by_torch(block, run, _RELEASED)
+        calls, output = runtime.asked.calls, runtime.run_by_torch(block, run, _RELEASED)
+        if runtime.asked.calls > calls:  # its first call has left its blocks out, as LayerDrop does
+            block.runs_as = RunsAs.ITS_BLOCKS
+        return output
     if block.runs_as is RunsAs.ITS_BLOCKS:
         with runtime.asked.during(None):
             return run()
@@ -56,13 +60,17 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
 
 
 def _module_called(function: Callable[..., Any]) -> nn.Module | None:
-    """The module that is called, or whose forward is, perhaps through a `functools.partial`."""
+    """The module that is called, or whose wrapped forward is, perhaps through a `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, nn.Module):
         return function
     module = getattr(function, "__self__", None)
-    return module if isinstance(module, nn.Module) and function in (module.__call__, module.forward) else None
+    if not isinstance(module, nn.Module):
+        return None
+    # Of a block that is compiled in place, the runtime runs the compiled call, and not its forward.
+    is_run = function == module.__call__ or (function == module.forward and covered_by(function) is not None)
+    return module if is_run else None
 
 
 def _reaches_blocks(runtime: Runtime, owner: Callable[..., Any]) -> bool:

@@ -141,3 +141,29 @@ def test_a_call_that_drops_its_layer_decides_nothing(model, runtime):
     for expected in (None, RunsAs.ITS_BLOCKS):
         given_to_checkpoint(runtime, function, x)
         assert runtime.blocks.of(function).runs_as is expected
+
+
+def test_under_zero_3_its_blocks_may_be_left_out_of_its_first_call(model, runtime):
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_active_sub_modules = number, set()  # as ZeRO-3 marks them
+    counter, x = itertools.count(), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+
+    def function(x):
+        return model.blocks[0](x) if next(counter) else 2.0 * x
+
+    for expected in (RunsAs.BY_TORCH, RunsAs.ITS_BLOCKS, RunsAs.ITS_BLOCKS):
+        given_to_checkpoint(runtime, function, x)
+        assert runtime.blocks.of(function).runs_as is expected
+    assert recorded(runtime) == ["blocks.0 (GPTBlock)"]
+
+
+@pytest.mark.parametrize("name", ["forward", "__call__"])
+def test_a_method_of_a_block_that_is_compiled_in_place(model, name):
+    """Its forward is not compiled, so the runtime that runs the compiled call has no part in it."""
+    block, x = model.blocks[0], torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    block.compile(backend="eager")
+    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
+    wrap_blocks({"block": block}, runtime)
+    for _ in range(2):  # the first call shows that the forward calls no block
+        given_to_checkpoint(runtime, getattr(block, name), x)
+    assert runtime.recordings == 1
