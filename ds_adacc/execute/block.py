@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -28,14 +27,6 @@ _MOST_OTHER_GRAPHS = 3  # as soon as so many have run, nothing is replayed; a se
 _MOST_MISPREDICTED = 1024  # block types; data may decide what it runs at each of its sizes
 
 
-class RunsAs(Enum):
-    """What a function is that a program gives to `checkpoint`."""
-
-    BLOCK = auto()
-    ITS_BLOCKS = auto()  # it calls blocks of an engine, which are checkpointed in its place
-    BY_TORCH = auto()  # torch checkpoints it
-
-
 class Block:
     """A block and its variants, at most 64; the least recently used is forgotten.
 
@@ -51,7 +42,8 @@ class Block:
     `begins_gradient`: it has returned what requires a gradient, though nothing that it was given or holds does.
     `differentiates`: whether it was seen to run a backward in its forward.
     `effects`: what a second forward of it has changed of what it depends on; None: nothing so far (Rule E17).
-    `runs_as`: what it is if the program has given it to `checkpoint`; None: that is not known yet.
+    `calls_blocks`: it is a function that the program has given to `checkpoint`, and it calls blocks of an engine, which
+    are checkpointed in its place; None: that is not known yet.
     `is_always_new`: it is a function, and a thousand were called since another one that was never called again.
     """
 
@@ -59,7 +51,7 @@ class Block:
         self.name = name
         self.begins_gradient = self.is_always_new = self.differentiates = False
         self.effects: str | None = None
-        self.runs_as: RunsAs | None = None
+        self.calls_blocks: bool | None = None
         self.mispredicted: set[str] = set()
         self.other_graphs = 0
         self._undisturbed = 0

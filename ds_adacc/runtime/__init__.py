@@ -38,8 +38,9 @@ T6. Failures.
     If a forward or backward fails, the state is as if the step had not begun. If planning fails, the old plan stays.
 T7. Blocks recomputed as a whole.
     A block is recomputed as a whole only where the program has asked for checkpointing of just that call, by
-    `ds_adacc.checkpointing` or by transformers' gradient checkpointing. It would have run twice without ds_adacc too.
-    Nor is it if its first call has changed what later calls depend on, such as a counter.
+    `ds_adacc.checkpointing` or by transformers' gradient checkpointing, or of a function that makes the call and is no
+    block (Rule T3). It would have run twice without ds_adacc too. Nor is it if its first call has changed what later
+    calls depend on, such as a counter.
 T8. Second forwards with collectives.
     A second forward that calls collectives runs on all ranks or on none, and at the same place in backward. So the
     ranks agree on the names of such blocks when they plan; until then all retain what these save. What one rank alone

@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ds_adacc.execute.block import Block, RunsAs
+from ds_adacc.execute.block import Block
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.python_state.covered import covered_by
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import call_asked, runs
+from ds_adacc.whole_blocks.asked import Asked
 
-_RELEASED = (
-    "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, train "
-    "with ds_adacc.initialize or ds_adacc.attach, and list their class names in adacc.blocks"
+_RELEASED = "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, "
+_WITH_ENGINE = "list their class names in adacc.blocks"
+_WITHOUT_ENGINE = (
+    "train with ds_adacc.initialize or ds_adacc.attach: it finds repeated layers, or those of adacc.blocks"
 )
 
 
@@ -38,25 +40,24 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
     module = _module_called(function)
     if module is not None and runs(runtime, module):
         return call_asked(function, *args, **kwargs)
-    block, run = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs)
+    block, run, asked = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs), runtime.asked
     if runtime.is_inside or not torch.is_grad_enabled():  # it holds nothing of its own
         return runtime.run(block, owner, function, args, kwargs, is_asked=True)
-    if block.runs_as is None:
-        otherwise = RunsAs.BY_TORCH if _is_partitioned(owner) else RunsAs.BLOCK
-        # The forward of a module does more than to call one block.
-        may_be_its_blocks = module is None or otherwise is RunsAs.BY_TORCH
-        if may_be_its_blocks and _reaches_blocks(runtime, owner):
-            return _try_its_blocks(runtime, block, run, otherwise)
-        block.runs_as = otherwise
-    if block.runs_as is RunsAs.BY_TORCH:
-        calls, output = runtime.asked.calls, runtime.run_by_torch(block, run, _RELEASED)
-        if runtime.asked.calls > calls:  # its first call has left its blocks out, as LayerDrop does
-            block.runs_as = RunsAs.ITS_BLOCKS
-        return output
-    if block.runs_as is RunsAs.ITS_BLOCKS:
-        with runtime.asked.during(None):
+    if block.calls_blocks:
+        with asked.during(None):
             return run()
-    return runtime.run(block, owner, function, args, kwargs, is_asked=True)
+    gathered, is_partitioned = asked.gathered, _is_partitioned(owner)
+    # The forward of a module does more than to call one block.
+    if (module is None or is_partitioned) and _may_call_blocks(block, runtime, owner):
+        output = _try_its_blocks(block, asked, run)
+    elif is_partitioned:
+        advice = _WITH_ENGINE if runtime.controller.has_engine else _WITHOUT_ENGINE
+        output = runtime.run_by_torch(block, run, f"{_RELEASED}{advice}")
+    else:
+        output = runtime.run(block, owner, function, args, kwargs, is_asked=True)
+    if asked.gathered > gathered:  # not in the first call perhaps, as where a layer is dropped at random
+        block.calls_blocks = True
+    return output
 
 
 def _module_called(function: Callable[..., Any]) -> nn.Module | None:
@@ -73,27 +74,26 @@ def _module_called(function: Callable[..., Any]) -> nn.Module | None:
     return module if is_run else None
 
 
-def _reaches_blocks(runtime: Runtime, owner: Callable[..., Any]) -> bool:
-    """Whether it may call blocks of the engine. Its closure may hold the whole model, so only its call tells."""
-    return any(runs(runtime, module) for module in closure_of(owner).submodules())
-
-
 def _is_partitioned(owner: Callable[..., Any]) -> bool:
-    """Whether ZeRO-3 partitions a parameter that it reaches."""
-    return any(hasattr(parameter, "ds_id") for parameter in closure_of(owner).parameters)
+    """Whether ZeRO-3 partitions what it reaches. It does so with all of a model: the first parameters tell."""
+    closure = closure_of(owner)
+    firsts = (next(module.parameters(), None) for module in closure.modules)
+    return any(hasattr(parameter, "ds_id") for parameter in (*firsts, *closure.tensors))
 
 
-def _try_its_blocks(runtime: Runtime, block: Block, run: functools.partial[Any], otherwise: RunsAs) -> Any:
-    """Run its first call with the blocks that it calls, and decide what it is from then on.
+def _may_call_blocks(block: Block, runtime: Runtime, owner: Callable[..., Any]) -> bool:
+    """Whether its call is to tell if it calls blocks of the engine. Its closure may hold the whole model."""
+    if block.calls_blocks is None and not any(runs(runtime, module) for module in closure_of(owner).submodules()):
+        block.calls_blocks = False
+    return block.calls_blocks is None
 
-    `otherwise`: what it is if those blocks do not take its place.
-    """
-    asked = runtime.asked
+
+def _try_its_blocks(block: Block, asked: Asked, run: functools.partial[Any]) -> Any:
+    """Run its first call with the blocks that it calls, and note whether it only calls one."""
     calls, nodes, first = asked.calls, asked.nodes, torch.autograd._get_sequence_nr()
     with asked.during(None):
         output = run()
-    calls, nodes, every = asked.calls - calls, asked.nodes - nodes, torch.autograd._get_sequence_nr() - first
-    is_its_blocks = calls > 0 if otherwise is RunsAs.BY_TORCH else calls == 1 and nodes == every
-    if every:  # else it has done nothing, as a layer that is dropped at random
-        block.runs_as = RunsAs.ITS_BLOCKS if is_its_blocks else otherwise
+    every = torch.autograd._get_sequence_nr() - first
+    if every:  # else it has done nothing, as where a layer is dropped at random
+        block.calls_blocks = asked.calls - calls == 1 and asked.nodes - nodes == every
     return output

@@ -90,6 +90,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     A graph that torch.compile makes of the code around the block breaks here, and does not include the block.
     """
     own = vars(module).get(attribute)  # a forward set on the instance hides the one of its class
+    is_gathered = hasattr(next(module.parameters(), None), "ds_id")  # by ZeRO-3
     original = type(module).forward if own is None else own
 
     def bound_to(self: nn.Module) -> Callable[..., Any]:
@@ -99,7 +100,7 @@ def _through(runtime: Runtime, module: nn.Module, attribute: str, name: str) -> 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() and not is_compiled(type(self).forward if own is None else own):
             runtime.warnings.compiled_around(class_name(module))
-        return _run(runtime, self, name, bound_to, args, kwargs)
+        return _run(runtime, self, name, bound_to, args, kwargs, is_gathered)
 
     cover(forward, own)
     forward.runtime = runtime  # type: ignore[attr-defined]
@@ -114,10 +115,13 @@ def _run(
     bound_to: Callable[[nn.Module], Callable[..., Any]],
     args: Any,
     kwargs: Any,
+    is_gathered: bool,
 ) -> Any:
     block, asked, first = runtime.blocks.of_module(module, name), runtime.asked, torch.autograd._get_sequence_nr()
     output = runtime.run(block, module, bound_to(module), args, kwargs, asked.is_asked_for(module))
-    asked.calls, asked.nodes = asked.calls + 1, asked.nodes + torch.autograd._get_sequence_nr() - first
+    asked.calls += 1
+    asked.gathered += is_gathered
+    asked.nodes += torch.autograd._get_sequence_nr() - first
     return output
 
 

@@ -13,13 +13,13 @@ ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute of a layer that k
 class Asked:
     """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched.
 
-    `calls` counts those of all blocks that ds_adacc has found, and `nodes` those of autograd that were made in them.
+    `calls` counts those of all blocks that ds_adacc has found, `gathered` those of blocks that ZeRO-3 partitions, and
+    `nodes` the nodes of autograd that were made in all of them.
     """
 
     def __init__(self) -> None:
         self._modules: list[nn.Module | None] = []
-        self.calls = 0
-        self.nodes = 0
+        self.calls = self.gathered = self.nodes = 0
 
     @contextmanager
     def during(self, module: nn.Module | None) -> Iterator[None]:

@@ -7,8 +7,7 @@ from launch import on_ranks, told
 pytestmark = pytest.mark.ranks
 BY_TORCH = (
     "block {} runs under torch.utils.checkpoint in place of ds_adacc, as you ask for checkpointing: ZeRO-3 releases "
-    "its parameters before the call has ended. To have a plan for the modules that it calls, train with "
-    "ds_adacc.initialize or ds_adacc.attach, and list their class names in adacc.blocks"
+    "its parameters before the call has ended. To have a plan for the modules that it calls, {}"
 )
 
 
@@ -43,11 +42,13 @@ def test_the_engines_blocks_are_planned_and_nothing_else(ranks, form):
 
 def test_a_function_that_calls_no_block_runs_under_torchs_checkpoint(ranks):
     (line,) = by_torch(ranks[0]["a function without a block"])
-    assert line.endswith(BY_TORCH.format("Model.forward.<locals>.<lambda>"))  # behind the name of the engine
+    advice = "list their class names in adacc.blocks"
+    assert line.endswith(BY_TORCH.format("Model.forward.<locals>.<lambda>", advice))  # behind the name of the engine
 
 
 def test_without_an_engine_every_function_does(ranks):
-    assert set(by_torch(ranks[0][WITHOUT_ENGINE])) == {BY_TORCH.format("Model.layers.<locals>.run")}
+    advice = "train with ds_adacc.initialize or ds_adacc.attach: it finds repeated layers, or those of adacc.blocks"
+    assert set(by_torch(ranks[0][WITHOUT_ENGINE])) == {BY_TORCH.format("Model.layers.<locals>.run", advice)}
 
 
 def by_torch(results):

@@ -9,12 +9,12 @@ import zoo
 from torch import nn
 
 from ds_adacc.config import load
-from ds_adacc.execute.block import RunsAs
 from ds_adacc.runtime.asked_functions import run_asked
 from ds_adacc.runtime.runtime import Runtime
 from ds_adacc.runtime.wrap import unwrap_blocks, wrap_blocks
 
 LAYERS = 4
+FAR = {}
 
 
 class Model(nn.Module):
@@ -50,6 +50,11 @@ def runtime(model, plain):
     runtime = Runtime(load({"adacc": {"memory_budget": 0.6, "codecs": "none"}}), has_engine=True)
     wrap_blocks({f"blocks.{number}": block for number, block in enumerate(model.blocks)}, runtime)
     return runtime
+
+
+def ample():
+    """A runtime with a budget that lets all be retained."""
+    return Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
 
 
 def gradients(model, call, functions):
@@ -106,7 +111,7 @@ def test_a_function_of_two_blocks_is_one_block_as_the_program_asks_for(model, pl
     functions = [model.layers(0, 2), model.layers(2, 4)]
     found = trained(model, runtime, functions)
     assert all(map(torch.equal, found, plain))
-    assert [runtime.blocks.of(function).runs_as for function in functions] == [RunsAs.BLOCK] * 2
+    assert [runtime.blocks.of(function).calls_blocks for function in functions] == [False] * 2
     assert recorded(runtime)[:2] == ["Model.layers.<locals>.run"] * 2
 
 
@@ -116,19 +121,19 @@ def test_a_function_that_computes_something_besides_is_a_block(model, runtime):
     unwrap_blocks(model.blocks)
     plain = gradients(model, lambda function, x: function(x), functions)
     assert all(map(torch.equal, found, plain))
-    assert [runtime.blocks.of(function).runs_as for function in functions] == [RunsAs.BLOCK] * LAYERS
+    assert [runtime.blocks.of(function).calls_blocks for function in functions] == [False] * LAYERS
 
 
 def test_only_a_whole_call_with_gradients_decides(model, runtime):
     function, x = model.layers(0, 1), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
     with torch.no_grad():
         given_to_checkpoint(runtime, function, x)
-    assert runtime.blocks.of(function).runs_as is None
+    assert runtime.blocks.of(function).calls_blocks is None
     with pytest.raises(RuntimeError, match="normalized_shape"):
         given_to_checkpoint(runtime, function, x[..., 1:])
-    assert runtime.blocks.of(function).runs_as is None
+    assert runtime.blocks.of(function).calls_blocks is None
     given_to_checkpoint(runtime, function, x)
-    assert runtime.blocks.of(function).runs_as is RunsAs.ITS_BLOCKS
+    assert runtime.blocks.of(function).calls_blocks is True
     assert not runtime.asked.is_asked_for(model.blocks[0]), "no call is left over"
 
 
@@ -138,23 +143,60 @@ def test_a_call_that_drops_its_layer_decides_nothing(model, runtime):
     def function(x):
         return model.blocks[0](x) if next(counter) else x
 
-    for expected in (None, RunsAs.ITS_BLOCKS):
+    for expected in (None, True):
         given_to_checkpoint(runtime, function, x)
-        assert runtime.blocks.of(function).runs_as is expected
+        assert runtime.blocks.of(function).calls_blocks is expected
+
+
+def partitioned(model, runtime):
+    """The model with parameters as ZeRO-3 marks them, whose blocks run through the runtime."""
+    for number, parameter in enumerate(model.parameters()):
+        parameter.ds_id, parameter.ds_active_sub_modules = number, set()
+    wrap_blocks({f"blocks.{number}": block for number, block in enumerate(model.blocks)}, runtime)
+    return model
 
 
 def test_under_zero_3_its_blocks_may_be_left_out_of_its_first_call(model, runtime):
-    for number, parameter in enumerate(model.parameters()):
-        parameter.ds_id, parameter.ds_active_sub_modules = number, set()  # as ZeRO-3 marks them
-    counter, x = itertools.count(), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    model, counter = partitioned(model, runtime), itertools.count()
+    x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
 
     def function(x):
         return model.blocks[0](x) if next(counter) else 2.0 * x
 
-    for expected in (RunsAs.BY_TORCH, RunsAs.ITS_BLOCKS, RunsAs.ITS_BLOCKS):
+    for expected in (False, True, True):
         given_to_checkpoint(runtime, function, x)
-        assert runtime.blocks.of(function).runs_as is expected
+        assert runtime.blocks.of(function).calls_blocks is expected
     assert recorded(runtime) == ["blocks.0 (GPTBlock)"]
+
+
+def test_no_way_need_lead_from_a_function_to_its_blocks_under_zero_3(model):
+    """As through a global dict. Its first call shows that it calls blocks."""
+    runtime = ample()
+    FAR["block"] = partitioned(model, runtime).blocks[0]
+    x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    for _ in range(3):
+        given_to_checkpoint(runtime, lambda x: FAR["block"](x), x).sum().backward()
+        runtime.controller.end_step()
+    assert [len(block.variants()) for block in runtime.blocks.all()] == [1, 1]
+    assert runtime.calls == runtime.recordings + 1 == 3
+    assert len(runtime.controller.plan.policies) == 1
+    FAR.clear()
+
+
+def test_parameters_may_be_partitioned_after_the_first_call(runtime, caplog):
+    """As where a program tries its model before it makes the engine."""
+    layer, x = nn.Linear(zoo.WIDTH, zoo.WIDTH), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+
+    def function(x):
+        return layer(x)
+
+    given_to_checkpoint(runtime, function, x)
+    assert runtime.calls == 1
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.ds_id, parameter.ds_active_sub_modules = number, set()
+    given_to_checkpoint(runtime, function, x)
+    assert runtime.calls == 1
+    assert "ZeRO-3 releases its parameters before the call has ended" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["forward", "__call__"])
@@ -162,7 +204,7 @@ def test_a_method_of_a_block_that_is_compiled_in_place(model, name):
     """Its forward is not compiled, so the runtime that runs the compiled call has no part in it."""
     block, x = model.blocks[0], torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
     block.compile(backend="eager")
-    runtime = Runtime(load({"adacc": {"memory_budget": 1.0, "codecs": "none"}}), has_engine=True)
+    runtime = ample()
     wrap_blocks({"block": block}, runtime)
     for _ in range(2):  # the first call shows that the forward calls no block
         given_to_checkpoint(runtime, getattr(block, name), x)
