@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ds_adacc.execute.block import Block
+from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.python_state.covered import covered_by
 from ds_adacc.runtime.runtime import Runtime
@@ -49,7 +50,7 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
     gathered, is_partitioned = asked.gathered, _is_partitioned(owner)
     # The forward of a module does more than to call one block.
     if (module is None or is_partitioned) and _may_call_blocks(block, runtime, owner):
-        output = _try_its_blocks(block, asked, run)
+        output = _try_its_blocks(block, owner, asked, run)
     elif is_partitioned:
         advice = _WITH_ENGINE if runtime.controller.has_engine else _WITHOUT_ENGINE
         output = runtime.run_by_torch(block, run, f"{_RELEASED}{advice}")
@@ -88,12 +89,15 @@ def _may_call_blocks(block: Block, runtime: Runtime, owner: Callable[..., Any]) 
     return block.calls_blocks is None
 
 
-def _try_its_blocks(block: Block, asked: Asked, run: functools.partial[Any]) -> Any:
+def _try_its_blocks(block: Block, owner: Callable[..., Any], asked: Asked, run: functools.partial[Any]) -> Any:
     """Run its first call with the blocks that it calls, and note whether it only calls one."""
-    calls, nodes, first = asked.calls, asked.nodes, torch.autograd._get_sequence_nr()
-    with asked.during(None):
+    given = {id(tensor) for tensor in (*tensors_in((run.args, run.keywords)), *closure_of(owner).tensors)}
+    first = torch.autograd._get_sequence_nr()
+    with asked.trying() as within:
         output = run()
-    every = torch.autograd._get_sequence_nr() - first
-    if every:  # else it has done nothing, as where a layer is dropped at random
-        block.calls_blocks = asked.calls - calls == 1 and asked.nodes - nodes == every
+    nodes = torch.autograd._get_sequence_nr() - first
+    if nodes:  # else it has done nothing, as where a layer is dropped at random
+        # A mask that the function makes is no node. A block would hold it, as its input.
+        makes_nothing = nodes == within.nodes and given.issuperset(map(id, within.given))
+        block.calls_blocks = within.count == 1 and makes_nothing
     return output

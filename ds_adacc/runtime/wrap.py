@@ -119,9 +119,7 @@ def _run(
 ) -> Any:
     block, asked, first = runtime.blocks.of_module(module, name), runtime.asked, torch.autograd._get_sequence_nr()
     output = runtime.run(block, module, bound_to(module), args, kwargs, asked.is_asked_for(module))
-    asked.calls += 1
-    asked.gathered += is_gathered
-    asked.nodes += torch.autograd._get_sequence_nr() - first
+    asked.note_call((args, kwargs), torch.autograd._get_sequence_nr() - first, is_gathered)
     return output
 
 

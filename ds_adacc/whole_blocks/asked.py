@@ -4,22 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import nn
 
+from ds_adacc.program.arguments import tensors_in
+
 ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute of a layer that keeps what ds_adacc has replaced
+
+
+@dataclass
+class CallsWithin:
+    """The calls of blocks within the call of a function.
+
+    `count`: how many. `nodes`: how many of autograd's nodes were made in them. `given`: the tensors they were given.
+    """
+
+    count: int = 0
+    nodes: int = 0
+    given: list[torch.Tensor] = field(default_factory=list)
 
 
 class Asked:
     """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched.
 
-    `calls` counts those of all blocks that ds_adacc has found, `gathered` those of blocks that ZeRO-3 partitions, and
-    `nodes` the nodes of autograd that were made in all of them.
+    `gathered` counts the calls of blocks that ZeRO-3 partitions. `within`: the calls of blocks are to be noted here.
     """
 
     def __init__(self) -> None:
         self._modules: list[nn.Module | None] = []
-        self.calls = self.gathered = self.nodes = 0
+        self.gathered = 0
+        self.within: CallsWithin | None = None
 
     @contextmanager
     def during(self, module: nn.Module | None) -> Iterator[None]:
@@ -29,6 +46,24 @@ class Asked:
             yield
         finally:
             self._modules.remove(module)
+
+    @contextmanager
+    def trying(self) -> Iterator[CallsWithin]:
+        """As `during` a function, whose calls of blocks are noted."""
+        within = self.within = CallsWithin()
+        try:
+            with self.during(None):
+                yield within
+        finally:
+            self.within = None
+
+    def note_call(self, given: Any, nodes: int, is_gathered: bool) -> None:
+        """A block has been called, with these arguments, and so many nodes were made in it."""
+        self.gathered += is_gathered
+        if self.within is not None:
+            self.within.count += 1
+            self.within.nodes += nodes
+            self.within.given += tensors_in(given)
 
     def is_asked_for(self, module: nn.Module) -> bool:
         """Whether the program has asked for checkpointing of the call of the module that begins now.

@@ -124,6 +124,26 @@ def test_a_function_that_computes_something_besides_is_a_block(model, runtime):
     assert [runtime.blocks.of(function).calls_blocks for function in functions] == [False] * LAYERS
 
 
+def test_a_function_that_makes_what_its_block_is_given_is_a_block(runtime):
+    """The block would hold its mask until backward. As a part of the function, the mask can be made again."""
+    layer, x = zoo.LlamaBlock(), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    wrap_blocks({"layer": layer}, runtime)
+    mask = torch.ones(8, 8, dtype=torch.bool).tril()
+
+    def makes(x):
+        return layer(x, attention_mask=torch.ones(8, 8, dtype=torch.bool).tril())
+
+    def reaches(x):
+        return layer(x, attention_mask=mask)
+
+    def is_given(x, mask):
+        return layer(x, attention_mask=mask)
+
+    for function, args in ((makes, (x,)), (reaches, (x,)), (is_given, (x, mask))):
+        given_to_checkpoint(runtime, function, *args)
+        assert runtime.blocks.of(function).calls_blocks is (function is not makes)
+
+
 def test_only_a_whole_call_with_gradients_decides(model, runtime):
     function, x = model.layers(0, 1), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
     with torch.no_grad():
