@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ds_adacc.program.arguments import Constant, ValueRef, tensors_in
+from ds_adacc.program.arguments import Constant, ParameterRef, ValueRef, tensors_in
 from ds_adacc.program.geometry import Geometry, storage_of
 from ds_adacc.program.recorded_op import RecordedOp
 
@@ -19,6 +19,8 @@ LIFTS = (LIFT_FRESH, torch.ops.aten.lift_fresh_copy.default)
 CHECK_ERRORS = torch.ops.aten._linalg_check_errors.default  # raises an error if a matrix is singular, say
 _STATISTICS = frozenset(("running_mean", "running_var"))  # arguments of batch norms
 _COUNTING = ("aten::arange", "aten::range")  # their scalars are a size
+# They add a product to beta times a tensor.
+_ADDING = frozenset(f"aten::{name}" for name in ("addmm", "addmv", "addr", "addbmm", "baddbmm"))
 _OF_FLASH_ATTENTION = "flash_attn"  # how the namespaces of its operators begin; they have no tags
 
 
@@ -107,6 +109,29 @@ def is_training_batch_norm(func: Any, args: tuple[Any, ...]) -> bool:
         return False
     given = dict(zip(_arguments_of(func).names, args, strict=False))
     return given.keys() >= _STATISTICS and given.get("training") is True
+
+
+def ignores_first(func: Any, given: tuple[Any, Any]) -> bool:
+    """Whether `func` adds a product to its first argument times a `beta` of 0: torch ignores what that tensor holds.
+
+    That of a tensor with a gradient has a meaning still: its gradient is 0.
+    """
+    schema, (args, kwargs) = getattr(func, "_schema", None), given
+    if schema is None or schema.name not in _ADDING or kwargs.get("beta", 1) != 0 or "out" in kwargs:
+        return False
+    return not args[0].requires_grad
+
+
+def looking_alike(tensor: torch.Tensor, others: Sequence[Any]) -> ValueRef | ParameterRef | None:
+    """A reference to the first element of one of the `others` that looks like the tensor; None if none does.
+
+    It stands for a tensor of which only the look is read: what else the operator reads is at hand anyway.
+    """
+    for other in others:
+        if isinstance(other, ValueRef | ParameterRef) and other.geometry.numel and other.geometry.dtype is tensor.dtype:
+            size = tuple(tensor.shape)
+            return replace(other, geometry=Geometry(size, (0,) * len(size), tensor.dtype, other.geometry.start))
+    return None
 
 
 def with_constants(func: Any, encoded: tuple[Any, Any]) -> tuple[Any, Any]:

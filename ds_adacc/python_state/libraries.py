@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of what is installed and not edited
@@ -34,7 +35,21 @@ def is_trusted(module: str) -> bool:
 def _is_installed(package: str) -> bool:
     module = sys.modules[package]
     path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-    return not _INSTALLED.isdisjoint(path.split(os.sep))
+    return bool(path) and (not _INSTALLED.isdisjoint(path.split(os.sep)) or _is_listed(package, path))
+
+
+def _is_listed(package: str, path: str) -> bool:
+    """Whether the files of the package are in a list that pip has written beside it, as `pip install --target` does.
+
+    Beside a clone there is none, and that of an editable package names other files.
+    """
+    folder, name = os.path.split(path)
+    folder = os.path.dirname(folder) if name.startswith("__init__.") else folder
+    for listing in Path(folder).glob("*.dist-info/RECORD"):
+        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+        if any(line.startswith((f"{package}/", f"{package}.")) for line in lines):
+            return True
+    return False
 
 
 def is_of_package(value: Any) -> bool:

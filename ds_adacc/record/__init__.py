@@ -56,12 +56,14 @@ R6. What is never replayed.
     These operators are never replayed: those that write to what others have read, return uninitialised memory, give a
     tensor other memory (`set_`) or take part in a collective, those of compiled code that no graph tells of (Rule R17),
     and higher-order operators. They give other bits, have effects, wait for other ranks, or may be others in the next
-    call. A batch norm in training updates running statistics and does not say so; it reads the batch alone, so it is
-    replayed without them. What else reads them is not: no version counts these writes. Nor is what reads a parameter
-    that is given its own memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes.
-    Nor is what reads a parameter that the forward gives other data (`.data = ...`), or writes to (`.data.clamp_(...)`),
-    or one in the same memory: a replay would read the new ones. If autograd has saved it and its version counts the
-    write, the block is not recorded: backward may have to raise an error.
+    call. What adds a product to a tensor times 0 (`baddbmm` with a `beta` of 0) does not read that tensor, which is
+    often such memory, or a buffer of all blocks: a replay is given an element that looks alike. A batch norm in
+    training updates running statistics and does not say so; it reads the batch alone, so it is replayed without them.
+    What else reads them is not: no version counts these writes. Nor is what reads a parameter that is given its own
+    memory (`set_`, as in `torch.nn.utils.parametrize`): its version counts up, nothing changes. Nor is what reads a
+    parameter that the forward gives other data (`.data = ...`), or writes to (`.data.clamp_(...)`), or one in the same
+    memory: a replay would read the new ones. If autograd has saved it and its version counts the write, the block is
+    not recorded: backward may have to raise an error.
 R7. Data that Python reads.
     What follows from data is not rebuilt: a shape that data decides belongs to one batch, and once Python has read
     data, the next call may take another branch and save other tensors. The same holds once a function in C++ has read a

@@ -13,6 +13,8 @@ from ds_adacc.program.schema import (
     CHECK_ERRORS,
     generator_states,
     has_dynamic_shape,
+    ignores_first,
+    looking_alike,
     reveals_data,
     with_constants,
     without_statistics,
@@ -76,7 +78,14 @@ class OperatorCall:
         if refusal_of(self._func) in (OPAQUE, COLLECTIVE, REPLACED):
             return (), ()  # never replayed; subgraphs, process groups and memory must not be kept alive
         named = tuple((name, self._draft.encode(value)) for name, value in kwargs.items())
-        return with_constants(self._func, (self._draft.encode(without_statistics(self._func, args)), named))
+        return with_constants(self._func, (self._encode_positional(without_statistics(self._func, args)), named))
+
+    def _encode_positional(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not ignores_first(self._func, self._given):
+            return self._draft.encode(args)
+        others = self._draft.encode(args[1:])
+        alike = looking_alike(args[0], others)
+        return (self._draft.encode(args[0]) if alike is None else alike, *others)
 
     def _refusal(self, written: Sequence[torch.Tensor], has_collective: bool) -> str | None:
         """Why the call must not be replayed; verifying finds the rest."""

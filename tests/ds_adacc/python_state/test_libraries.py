@@ -1,5 +1,6 @@
 """Which modules are installed packages, whose code is not the user's."""
 
+import importlib
 import sys
 import types
 
@@ -63,3 +64,35 @@ def elsewhere(monkeypatch):
 
 def test_deepspeed_is_a_library_wherever_it_lies(elsewhere):
     assert is_library("deepspeed.runtime.zero")
+
+
+def installed_in(folder, names, files):
+    """As `pip install --target` does it: the packages, and beside them a list of their files."""
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+    notes = folder / "some_project-1.0.dist-info"
+    notes.mkdir()
+    (notes / "METADATA").write_text("Name: some-project\nVersion: 1.0\n")
+    (notes / "RECORD").write_text("".join(f"{file},sha256=x,0\n" for file in files))
+
+
+def test_a_package_is_installed_wherever_pip_has_put_it(tmp_path, monkeypatch):
+    """As in images and clusters where `PYTHONPATH` names a folder of libraries."""
+    listed, namespace, module, own = "target_listed", "target_namespace", "target_module", "beside_the_target"
+    files = [f"{listed}/__init__.py", f"{namespace}/part/code.py", f"{module}.py", f"../{own}/__init__.py"]
+    installed_in(tmp_path, [listed, own], files)
+    (tmp_path / namespace / "part").mkdir(parents=True)
+    (tmp_path / f"{module}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (listed, namespace, module, own):
+        monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
+    assert [is_library(name) for name in (listed, namespace, module, own)] == [True, True, True, False]
+
+
+def test_a_clone_is_not_installed_though_pip_has_a_note_of_it(tmp_path, monkeypatch):
+    """An editable one may be edited; its list names no file of the package."""
+    installed_in(tmp_path, ["edited_clone"], ["__editable__.some_project.pth", "some_project-1.0.dist-info/RECORD"])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "edited_clone", importlib.import_module("edited_clone"))
+    assert not is_library("edited_clone")
