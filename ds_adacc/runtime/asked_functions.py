@@ -45,8 +45,12 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
     if runtime.is_inside or not torch.is_grad_enabled():  # it holds nothing of its own
         return runtime.run(block, owner, function, args, kwargs, is_asked=True)
     if block.calls_blocks:
+        calls = asked.calls
         with asked.during(None):
-            return run()
+            output = run()
+        if asked.calls == calls:  # as where the program has replaced its layer
+            block.calls_blocks = None
+        return output
     gathered, is_partitioned = asked.gathered, _is_partitioned(owner)
     # The forward of a module does more than to call one block.
     if (module is None or is_partitioned) and _may_call_blocks(block, runtime, owner):

@@ -30,12 +30,13 @@ class CallsWithin:
 class Asked:
     """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched.
 
-    `gathered` counts the calls of blocks that ZeRO-3 partitions. `within`: the calls of blocks are to be noted here.
+    `calls` counts those of blocks that ds_adacc has found, and `gathered` those of blocks that ZeRO-3 partitions.
+    `within`: where such calls are to be noted, if anywhere.
     """
 
     def __init__(self) -> None:
         self._modules: list[nn.Module | None] = []
-        self.gathered = 0
+        self.calls = self.gathered = 0
         self.within: CallsWithin | None = None
 
     @contextmanager
@@ -59,6 +60,7 @@ class Asked:
 
     def note_call(self, given: Any, nodes: int, is_gathered: bool) -> None:
         """A block has been called, with these arguments, and so many nodes were made in it."""
+        self.calls += 1
         self.gathered += is_gathered
         if self.within is not None:
             self.within.count += 1

@@ -168,6 +168,16 @@ def test_a_call_that_drops_its_layer_decides_nothing(model, runtime):
         assert runtime.blocks.of(function).calls_blocks is expected
 
 
+def test_a_layer_that_takes_the_place_of_a_block_is_checkpointed_as_a_part_of_its_function(model, runtime):
+    function, x = model.layers(0, 1), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    given_to_checkpoint(runtime, function, x)
+    model.blocks[0] = zoo.GPTBlock()  # through no runtime
+    for expected in (None, False, False):
+        given_to_checkpoint(runtime, function, x)
+        assert runtime.blocks.of(function).calls_blocks is expected
+    assert "Model.layers.<locals>.run" in recorded(runtime)
+
+
 def partitioned(model, runtime):
     """The model with parameters as ZeRO-3 marks them, whose blocks run through the runtime."""
     for number, parameter in enumerate(model.parameters()):
