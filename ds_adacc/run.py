@@ -1,5 +1,8 @@
 """Run a training script unchanged; its `deepspeed.initialize` is `ds_adacc.initialize`.
 
+If it calls `deepspeed.checkpointing.checkpoint`, that is `ds_adacc.checkpointing.checkpoint` while an engine runs with
+ds_adacc.
+
     deepspeed --module ds_adacc.run train.py ...
     deepspeed --module ds_adacc.run -m package.train ...
     accelerate launch --module ds_adacc.run train.py ...
@@ -19,6 +22,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from ds_adacc import checkpointing
+from ds_adacc.engine.patch_checkpointing import patch_checkpointing
 from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.log import get_logger
 
@@ -66,6 +70,7 @@ def _run_module(name: str) -> None:
 @contextmanager
 def _deepspeed_patched() -> Iterator[None]:
     patch_deepspeed()
+    patch_checkpointing()
     try:
         yield
     except SystemExit as ended:

@@ -11,5 +11,6 @@ wrapped and `engine.adacc` set.
 * `save_load`: saves and restores the plan with the engine's checkpoints; `state_file`: its file format;
 * `monitor`: events for DeepSpeed's monitor;
 * `gradient_checkpointing`: replaces the checkpointing of Hugging Face models, so that no layer is recomputed twice;
-* `patch_initialize`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed.
+* `patch_initialize`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed;
+  `patch_checkpointing`: so with functions of `deepspeed.checkpointing`.
 """

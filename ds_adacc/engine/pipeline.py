@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from deepspeed.pipe import LayerSpec
-from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
 
 from ds_adacc.checkpointing import checkpoint
+from ds_adacc.engine.patch_checkpointing import CHECKPOINT, NON_REENTRANT
 from ds_adacc.log import get_logger
 from ds_adacc.program.module_class import class_of
 
@@ -21,8 +21,7 @@ def layers_checkpointed_at_once(module: Any) -> int:
 
 def replace_checkpoint_function(module: Any) -> None:
     """If a PipelineModule checkpoints ranges of its layers by a function of DeepSpeed's, ds_adacc's does so now."""
-    of_deepspeed = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint
-    if layers_checkpointed_at_once(module) and module.activation_checkpoint_func in of_deepspeed:
+    if layers_checkpointed_at_once(module) and module.activation_checkpoint_func in (CHECKPOINT, NON_REENTRANT):
         setattr(module, _ORIGINAL, module.activation_checkpoint_func)
         module.activation_checkpoint_func = checkpoint
         get_logger().info("the pipeline's activation_checkpoint_func is ds_adacc.checkpointing.checkpoint from now on")

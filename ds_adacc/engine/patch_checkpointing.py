@@ -1,0 +1,42 @@
+"""Replace functions of `deepspeed.checkpointing`, for scripts that call them themselves and must not change."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from deepspeed.runtime.activation_checkpointing import checkpointing as deepspeeds
+
+from ds_adacc import checkpointing
+from ds_adacc.config import read
+
+# As they are before anything is replaced: DeepSpeed itself may hold them, as the default of an argument.
+CHECKPOINT, NON_REENTRANT, _CONFIGURE = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint, deepspeeds.configure
+
+
+def patch_checkpointing() -> None:
+    """Have DeepSpeed's `checkpoint` call ds_adacc's while an engine runs with it, and `configure` tell both.
+
+    While there is no such engine, as where the config has no "adacc" section, DeepSpeed's own function runs.
+    """
+    deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint = map(_handing_over, (CHECKPOINT, NON_REENTRANT))
+    deepspeeds.configure = functools.wraps(_CONFIGURE)(_configure_both)
+
+
+def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        runs = checkpointing.checkpoint if checkpointing.registry.has_engines else original
+        return runs(function, *args, **kwargs)
+
+    return checkpoint
+
+
+def _configure_both(*args: Any, **kwargs: Any) -> None:
+    _CONFIGURE(*args, **kwargs)
+    given = inspect.signature(checkpointing.configure).bind(*args, **kwargs).arguments
+    mpu, ds_config = given.pop("mpu_"), read(given.pop("deepspeed_config", None))
+    registry = checkpointing.registry
+    registry.configure(registry.section, checkpointing.options_of(ds_config, **given), mpu)
