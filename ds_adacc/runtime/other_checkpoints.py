@@ -14,7 +14,8 @@ from ds_adacc.runtime import plain_calls
 _CHECKPOINTS = {  # modules, and what to do about a call of each
     "torch.utils.checkpoint": "call the block itself there, without torch.utils.checkpoint",
     "deepspeed.runtime.activation_checkpointing.checkpointing": (
-        "import ds_adacc.checkpointing there in place of deepspeed.checkpointing; or call the block itself"
+        "import ds_adacc.checkpointing there in place of deepspeed.checkpointing; or start the script by ds_adacc.run, "
+        "which does so; or call the block itself"
     ),
 }
 _OF_PACKAGES = (
