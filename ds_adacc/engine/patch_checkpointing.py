@@ -17,9 +17,9 @@ CHECKPOINT, NON_REENTRANT, _CONFIGURE = deepspeeds.checkpoint, deepspeeds.non_re
 
 
 def patch_checkpointing() -> None:
-    """Have DeepSpeed's `checkpoint` call ds_adacc's while an engine runs with it, and `configure` tell both.
+    """Have DeepSpeed's `checkpoint` call ds_adacc's for functions of an engine with ds_adacc, and `configure` tell both.
 
-    While there is no such engine, as where the config has no "adacc" section, DeepSpeed's own function runs.
+    For others, as those of an engine whose config has no "adacc" section, DeepSpeed's own function runs.
     """
     deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint = map(_handing_over, (CHECKPOINT, NON_REENTRANT))
     deepspeeds.configure = functools.wraps(_CONFIGURE)(_configure_both)
@@ -28,7 +28,7 @@ def patch_checkpointing() -> None:
 def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        runs = checkpointing.checkpoint if checkpointing.registry.has_engines else original
+        runs = checkpointing.checkpoint if checkpointing.registry.serves(function) else original
         return runs(function, *args, **kwargs)
 
     return checkpoint

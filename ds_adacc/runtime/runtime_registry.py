@@ -93,6 +93,12 @@ class RuntimeRegistry:
             )
         return next(iter(found.values()))
 
+    def serves(self, function: Callable[..., Any]) -> bool:
+        """Whether there are engines, and one trains a module that the function reaches, if it reaches any."""
+        reached = closure_of(function).modules
+        of_engines = (module in modules for _, modules in self._of_engines for module in reached)
+        return self.has_engines and (not reached or any(of_engines))
+
     def configure(self, section: AdaccConfig | None, options: Options | None = None, mpu: Any = None) -> None:
         """Make a runtime for the section, without an engine. It serves as soon as no engine does.
 

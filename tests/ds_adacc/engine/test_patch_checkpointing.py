@@ -76,6 +76,12 @@ def test_with_one_its_plan_decides_and_the_gradients_are_the_same(block, name):
     assert (forwards, runtime.recordings) == (1, 1)
 
 
+def test_functions_of_another_model_are_deepspeeds_still(block):
+    runtime, other = served(nn.Sequential(block)), zoo.GPTBlock()
+    _, forwards = given_to("checkpoint", other)
+    assert (forwards, runtime.recordings) == (2, 0)
+
+
 def test_both_are_configured(configured):
     deepspeed.checkpointing.configure(None, None, False, checkpoint_in_cpu=True)
     assert configured == [((None, None, False), {"checkpoint_in_cpu": True})]
