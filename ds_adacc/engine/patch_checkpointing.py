@@ -17,7 +17,7 @@ CHECKPOINT, NON_REENTRANT, _CONFIGURE = deepspeeds.checkpoint, deepspeeds.non_re
 
 
 def patch_checkpointing() -> None:
-    """Have DeepSpeed's `checkpoint` call ds_adacc's for functions of an engine with ds_adacc, and `configure` tell both.
+    """Have DeepSpeed's `checkpoint` call ds_adacc's for functions of its engines, and `configure` tell both.
 
     For others, as those of an engine whose config has no "adacc" section, DeepSpeed's own function runs.
     """
