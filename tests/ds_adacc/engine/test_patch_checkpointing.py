@@ -1,5 +1,7 @@
 """`deepspeed.checkpointing` in scripts that must not change: ds_adacc's while an engine runs with it."""
 
+import copy
+
 import deepspeed
 import pytest
 import torch
@@ -13,6 +15,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.patch_checkpointing import CHECKPOINT, patch_checkpointing
 from ds_adacc.engine.pipeline import put_back_checkpoint_function, replace_checkpoint_function
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
 
 NAMES = ("checkpoint", "non_reentrant_checkpoint")
 
@@ -74,6 +77,25 @@ def test_with_one_its_plan_decides_and_the_gradients_are_the_same(block, name):
     found, forwards = given_to(name, block)
     assert all(map(torch.equal, found, plain))
     assert (forwards, runtime.recordings) == (1, 1)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_what_belongs_to_an_engine_without_ds_adacc_stays_with_deepspeed(block, engines):
+    """As a critic whose config has no "adacc" section, beside an actor whose config has one."""
+    trained = [zoo.GPTBlock() for _ in range(engines)]
+    runtimes = [served(each) for each in trained]
+    for name in NAMES:
+        _, forwards = given_to(name, block)
+        assert forwards == 2
+    assert [runtime.calls for runtime in runtimes] == [0] * engines
+    assert given_to("checkpoint", trained[0])[1] == runtimes[0].calls == 1
+
+
+def test_a_copy_of_a_block_of_an_engine_runs_through_its_runtime(block):
+    runtime = served(block)
+    wrap_blocks({"block": block}, runtime)
+    _, forwards = given_to("checkpoint", copy.deepcopy(block))
+    assert (forwards, runtime.calls) == (1, 1)
 
 
 def test_both_are_configured(configured):
