@@ -1,6 +1,7 @@
 """`deepspeed.checkpointing` in scripts that must not change: ds_adacc's while an engine runs with it."""
 
 import copy
+import json
 
 import deepspeed
 import pytest
@@ -105,10 +106,21 @@ def test_both_are_configured(configured):
     assert not checkpointing.is_configured(), "no section has come yet"
 
 
+def test_an_engine_is_told_of_a_configuration_that_comes_later(block, tmp_path):
+    runtime, config = served(block), {"activation_checkpointing": {"cpu_checkpointing": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for given, expected in ((config, True), (None, False), (str(tmp_path / "config.json"), True)):
+        deepspeed.checkpointing.configure(None, deepspeed_config=given)
+        assert runtime.agreement.inputs.on_host is expected
+    deepspeed.checkpointing.configure(None, config, checkpoint_in_cpu=False)
+    assert not runtime.agreement.inputs.on_host, "an argument replaces a key"
+
+
 def test_it_may_be_done_twice(block):
     patch_checkpointing()
     _, forwards = given_to("checkpoint", block)
     assert forwards == 2
+    assert deepspeed.checkpointing.checkpoint.__wrapped__ is patching.CHECKPOINT, "and not what was put in its place"
 
 
 def test_the_function_that_a_pipeline_has_by_default_is_replaced_all_the_same():
