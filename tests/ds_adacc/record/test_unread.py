@@ -67,5 +67,7 @@ def test_what_is_added_is_read_unless_its_factor_is_zero():
         assert len(product.reads) == 3
     added = nn.Parameter(torch.ones(5, 5))
     block, x, recording = recorded_scores(lambda x: added.expand(3, 5, 5))
+    product = next(op for op in recording.ops if op.short_name == "baddbmm")
+    assert len(product.reads) == 3, "its gradient is 0, and not none"
     run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
     zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
