@@ -1,6 +1,6 @@
 """Run a training script unchanged; its `deepspeed.initialize` is `ds_adacc.initialize`.
 
-If it calls `deepspeed.checkpointing.checkpoint`, that is `ds_adacc.checkpointing.checkpoint` while an engine runs with
+If it calls `deepspeed.checkpointing.checkpoint`, that is `ds_adacc.checkpointing.checkpoint` for engines that run with
 ds_adacc.
 
     deepspeed --module ds_adacc.run train.py ...

@@ -12,5 +12,5 @@ wrapped and `engine.adacc` set.
 * `monitor`: events for DeepSpeed's monitor;
 * `gradient_checkpointing`: replaces the checkpointing of Hugging Face models, so that no layer is recomputed twice;
 * `patch_initialize`: replaces `deepspeed.initialize` by `ds_adacc.initialize`, for scripts that are not changed;
-  `patch_checkpointing`: so with functions of `deepspeed.checkpointing`.
+  `patch_checkpointing`: does so with functions of `deepspeed.checkpointing`.
 """

@@ -18,6 +18,7 @@ from ds_adacc.plan.ranks import Ranks
 from ds_adacc.program.module_class import class_name
 from ds_adacc.python_state.closure import closure_of, name_of
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import is_wrapped
 
 
 class RuntimeRegistry:
@@ -93,11 +94,17 @@ class RuntimeRegistry:
             )
         return next(iter(found.values()))
 
-    def serves(self, function: Callable[..., Any]) -> bool:
-        """Whether there are engines, and one trains a module that the function reaches, if it reaches any."""
-        reached = closure_of(function).modules
-        of_engines = (module in modules for _, modules in self._of_engines for module in reached)
-        return self.has_engines and (not reached or any(of_engines))
+    def may_be_of_engine(self, function: Callable[..., Any]) -> bool:
+        """Whether the function may run modules of an engine: not if it reaches modules, but none that ds_adacc knows.
+
+        It reaches none if it finds them through a global dict, say. A copy of a block runs through an engine's runtime.
+        """
+        if not self.has_engines or any(runtime.is_inside for runtime in self._runtimes):
+            return self.has_engines
+        closure = closure_of(function)
+        return not closure.modules or any(
+            is_wrapped(module) or any(module in its for _, its in self._of_engines) for module in closure.submodules()
+        )
 
     def configure(self, section: AdaccConfig | None, options: Options | None = None, mpu: Any = None) -> None:
         """Make a runtime for the section, without an engine. It serves as soon as no engine does.

@@ -10,6 +10,7 @@ import pytest
 
 import ds_adacc.engine.patch_initialize
 from ds_adacc import checkpointing
+from ds_adacc.engine.patch_checkpointing import CHECKPOINT
 from ds_adacc.engine.patch_initialize import patch_deepspeed
 from ds_adacc.run import main
 
@@ -26,6 +27,8 @@ open(helper.OUT, "w").write(json.dumps(seen))
 def script(tmp_path, monkeypatch):
     """A script in a folder of its own, beside a module that it imports; all of the process is put back."""
     monkeypatch.setattr(deepspeed, "initialize", deepspeed.initialize)
+    for name in ("checkpoint", "non_reentrant_checkpoint", "configure"):
+        monkeypatch.setattr(deepspeed.checkpointing, name, getattr(deepspeed.checkpointing, name))
     monkeypatch.setattr(sys, "argv", ["run"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     monkeypatch.delitem(sys.modules, "helper", raising=False)
@@ -49,6 +52,16 @@ def test_a_script_runs_as_if_launched_itself(script):
         "path": str(script.parent),
         "from": "ds_adacc.engine.api",
     }
+
+
+def test_deepspeeds_checkpoint_is_replaced_before_it_imports_it(script):
+    place = "deepspeed.runtime.activation_checkpointing.checkpointing"
+    script.write_text(f"import helper\nfrom {place} import checkpoint, configure\nhelper.note(checkpoint, configure)")
+    found = []
+    sys.modules["helper"] = types.SimpleNamespace(note=lambda *functions: found.extend(functions))
+    own = deepspeed.checkpointing.configure
+    main([str(script)])
+    assert [function.__wrapped__ for function in found] == [CHECKPOINT, own]
 
 
 def test_a_module_runs_too(script, monkeypatch):

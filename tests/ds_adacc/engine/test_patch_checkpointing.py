@@ -1,5 +1,8 @@
 """`deepspeed.checkpointing` in scripts that must not change: ds_adacc's while an engine runs with it."""
 
+import copy
+import json
+
 import deepspeed
 import pytest
 import torch
@@ -13,6 +16,7 @@ from ds_adacc.config import load
 from ds_adacc.engine.patch_checkpointing import CHECKPOINT, patch_checkpointing
 from ds_adacc.engine.pipeline import put_back_checkpoint_function, replace_checkpoint_function
 from ds_adacc.runtime.runtime import Runtime
+from ds_adacc.runtime.wrap import wrap_blocks
 
 NAMES = ("checkpoint", "non_reentrant_checkpoint")
 
@@ -76,10 +80,23 @@ def test_with_one_its_plan_decides_and_the_gradients_are_the_same(block, name):
     assert (forwards, runtime.recordings) == (1, 1)
 
 
-def test_functions_of_another_model_are_deepspeeds_still(block):
-    runtime, other = served(nn.Sequential(block)), zoo.GPTBlock()
-    _, forwards = given_to("checkpoint", other)
-    assert (forwards, runtime.recordings) == (2, 0)
+@pytest.mark.parametrize("engines", [1, 2])
+def test_what_belongs_to_an_engine_without_ds_adacc_stays_with_deepspeed(block, engines):
+    """As a critic whose config has no "adacc" section, beside an actor whose config has one."""
+    trained = [zoo.GPTBlock() for _ in range(engines)]
+    runtimes = [served(each) for each in trained]
+    for name in NAMES:
+        _, forwards = given_to(name, block)
+        assert forwards == 2
+    assert [runtime.calls for runtime in runtimes] == [0] * engines
+    assert given_to("checkpoint", trained[0])[1] == runtimes[0].calls == 1
+
+
+def test_a_copy_of_a_block_of_an_engine_runs_through_its_runtime(block):
+    runtime = served(block)
+    wrap_blocks({"block": block}, runtime)
+    _, forwards = given_to("checkpoint", copy.deepcopy(block))
+    assert (forwards, runtime.calls) == (1, 1)
 
 
 def test_both_are_configured(configured):
@@ -89,10 +106,21 @@ def test_both_are_configured(configured):
     assert not checkpointing.is_configured(), "no section has come yet"
 
 
+def test_an_engine_is_told_of_a_configuration_that_comes_later(block, tmp_path):
+    runtime, config = served(block), {"activation_checkpointing": {"cpu_checkpointing": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for given, expected in ((config, True), (None, False), (str(tmp_path / "config.json"), True)):
+        deepspeed.checkpointing.configure(None, deepspeed_config=given)
+        assert runtime.agreement.inputs.on_host is expected
+    deepspeed.checkpointing.configure(None, config, checkpoint_in_cpu=False)
+    assert not runtime.agreement.inputs.on_host, "an argument replaces a key"
+
+
 def test_it_may_be_done_twice(block):
     patch_checkpointing()
     _, forwards = given_to("checkpoint", block)
     assert forwards == 2
+    assert deepspeed.checkpointing.checkpoint.__wrapped__ is patching.CHECKPOINT, "and not what was put in its place"
 
 
 def test_the_function_that_a_pipeline_has_by_default_is_replaced_all_the_same():

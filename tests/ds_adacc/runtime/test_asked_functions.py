@@ -115,6 +115,20 @@ def test_a_function_of_two_blocks_is_one_block_as_the_program_asks_for(model, pl
     assert recorded(runtime)[:2] == ["Model.layers.<locals>.run"] * 2
 
 
+def test_a_function_of_two_blocks_that_are_given_the_same_is_a_block(model, runtime):
+    def function(x):
+        return model.blocks[0](x), model.blocks[1](x)
+
+    given_to_checkpoint(runtime, function, torch.randn(2, 8, zoo.WIDTH, requires_grad=True))
+    assert runtime.blocks.of(function).calls_blocks is False
+
+
+def test_a_module_that_is_no_block_is_one_from_its_first_call(model, runtime):
+    module = nn.Sequential(model.blocks[0])
+    given_to_checkpoint(runtime, module, torch.randn(2, 8, zoo.WIDTH, requires_grad=True))
+    assert recorded(runtime) == [runtime.blocks.of(module).name]
+
+
 def test_a_function_that_computes_something_besides_is_a_block(model, runtime):
     functions = [lambda x, block=block: 2.0 * block(x) for block in model.blocks]
     found = trained(model, runtime, functions)
@@ -226,6 +240,14 @@ def test_parameters_may_be_partitioned_after_the_first_call(runtime, caplog):
         parameter.ds_id, parameter.ds_active_sub_modules = number, set()
     given_to_checkpoint(runtime, function, x)
     assert runtime.calls == 1
+    assert "ZeRO-3 releases its parameters before the call has ended" in caplog.text
+
+
+def test_a_function_that_holds_a_partitioned_parameter_runs_under_torchs_checkpoint(runtime, caplog):
+    weight, x = nn.Parameter(torch.randn(zoo.WIDTH)), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    weight.ds_id, weight.ds_active_sub_modules = 0, set()
+    given_to_checkpoint(runtime, lambda x: x * weight, x)
+    assert runtime.calls == 0
     assert "ZeRO-3 releases its parameters before the call has ended" in caplog.text
 
 
