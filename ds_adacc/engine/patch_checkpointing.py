@@ -16,6 +16,7 @@ from ds_adacc.python_state.closure import with_modules
 
 # As they are before anything is replaced: DeepSpeed itself may hold them, as the default of an argument.
 CHECKPOINT, NON_REENTRANT, _CONFIGURE = deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint, deepspeeds.configure
+_PARTITION = deepspeeds.partition_activations_in_checkpoint
 
 
 def patch_checkpointing() -> None:
@@ -26,6 +27,7 @@ def patch_checkpointing() -> None:
     """
     deepspeeds.checkpoint, deepspeeds.non_reentrant_checkpoint = map(_handing_over, (CHECKPOINT, NON_REENTRANT))
     deepspeeds.configure = functools.wraps(_CONFIGURE)(_configure_both)
+    deepspeeds.partition_activations_in_checkpoint = functools.wraps(_PARTITION)(_partition_both)
 
 
 def _handing_over(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,3 +50,8 @@ def _configure_both(*args: Any, **kwargs: Any) -> None:
     mpu, ds_config = given.pop("mpu_"), read(given.pop("deepspeed_config", None))
     registry = checkpointing.registry
     registry.configure(registry.section, checkpointing.options_of(ds_config, **given), mpu)
+
+
+def _partition_both(partition_activation: bool) -> None:
+    _PARTITION(partition_activation)
+    checkpointing.partition_activations_in_checkpoint(partition_activation)

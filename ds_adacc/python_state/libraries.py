@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,19 @@ def is_trusted(module: str) -> bool:
 def _is_installed(package: str) -> bool:
     module = sys.modules[package]
     path = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
-    return bool(path) and (not _INSTALLED.isdisjoint(path.split(os.sep)) or _is_listed(package, path))
+    folder, name = os.path.split(path)
+    folder = os.path.dirname(folder) if name.startswith("__init__.") else folder
+    return bool(path) and (not _INSTALLED.isdisjoint(path.split(os.sep)) or package in _listed_in(folder))
 
 
-def _is_listed(package: str, path: str) -> bool:
-    """Whether the files of the package are in a list that pip has written beside it, as `pip install --target` does.
+@functools.cache  # a folder may have hundreds of packages
+def _listed_in(folder: str) -> frozenset[str]:
+    """The packages whose files are in lists that pip has written in this folder, as `pip install --target` does.
 
     Beside a clone there is none, and that of an editable package names other files.
     """
-    folder, name = os.path.split(path)
-    folder = os.path.dirname(folder) if name.startswith("__init__.") else folder
-    for listing in Path(folder).glob("*.dist-info/RECORD"):
-        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
-        if any(line.startswith((f"{package}/", f"{package}.")) for line in lines):
-            return True
-    return False
+    lists = [each.read_text(encoding="utf-8", errors="replace") for each in Path(folder).glob("*.dist-info/RECORD")]
+    return frozenset(re.split("[/.]", line, maxsplit=1)[0] for text in lists for line in text.splitlines())
 
 
 def is_of_package(value: Any) -> bool:

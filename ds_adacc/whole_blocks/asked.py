@@ -15,7 +15,7 @@ from ds_adacc.program.arguments import tensors_in
 ORIGINAL = "_ds_adacc_original_checkpointing"  # the attribute of a layer that keeps what ds_adacc has replaced
 
 
-@dataclass
+@dataclass(eq=False)
 class CallsWithin:
     """The calls of blocks within the call of a function.
 
@@ -31,13 +31,12 @@ class Asked:
     """The modules that the program's own checkpoint function calls now. Nothing is set on them, as that is watched.
 
     `calls` counts those of blocks that ds_adacc has found, and `gathered` those of blocks that ZeRO-3 partitions.
-    `within`: where such calls are to be noted, if anywhere.
     """
 
     def __init__(self) -> None:
         self._modules: list[nn.Module | None] = []
         self.calls = self.gathered = 0
-        self.within: CallsWithin | None = None
+        self._within: list[CallsWithin] = []
 
     @contextmanager
     def during(self, module: nn.Module | None) -> Iterator[None]:
@@ -51,21 +50,22 @@ class Asked:
     @contextmanager
     def trying(self) -> Iterator[CallsWithin]:
         """As `during` a function, whose calls of blocks are noted."""
-        within = self.within = CallsWithin()
+        within = CallsWithin()
         try:
+            self._within.append(within)
             with self.during(None):
                 yield within
         finally:
-            self.within = None
+            self._within.remove(within)
 
     def note_call(self, given: Any, nodes: int, is_gathered: bool) -> None:
         """A block has been called, with these arguments, and so many nodes were made in it."""
         self.calls += 1
         self.gathered += is_gathered
-        if self.within is not None:
-            self.within.count += 1
-            self.within.nodes += nodes
-            self.within.given += tensors_in(given)
+        for within in self._within:  # a function may call another
+            within.count += 1
+            within.nodes += nodes
+            within.given += tensors_in(given)
 
     def is_asked_for(self, module: nn.Module) -> bool:
         """Whether the program has asked for checkpointing of the call of the module that begins now.

@@ -27,7 +27,7 @@ open(helper.OUT, "w").write(json.dumps(seen))
 def script(tmp_path, monkeypatch):
     """A script in a folder of its own, beside a module that it imports; all of the process is put back."""
     monkeypatch.setattr(deepspeed, "initialize", deepspeed.initialize)
-    for name in ("checkpoint", "non_reentrant_checkpoint", "configure"):
+    for name in ("checkpoint", "non_reentrant_checkpoint", "configure", "partition_activations_in_checkpoint"):
         monkeypatch.setattr(deepspeed.checkpointing, name, getattr(deepspeed.checkpointing, name))
     monkeypatch.setattr(sys, "argv", ["run"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])

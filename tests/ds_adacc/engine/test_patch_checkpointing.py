@@ -29,11 +29,12 @@ def configured(monkeypatch):
     def own(function, *args):
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
-    for name in (*NAMES, "configure"):
+    for name in (*NAMES, "configure", "partition_activations_in_checkpoint"):
         monkeypatch.setattr(deepspeed.checkpointing, name, getattr(deepspeed.checkpointing, name))
     for name in ("CHECKPOINT", "NON_REENTRANT"):
         monkeypatch.setattr(patching, name, own)
-    monkeypatch.setattr(patching, "_CONFIGURE", lambda *args, **kwargs: given.append((args, kwargs)))
+    for name in ("_CONFIGURE", "_PARTITION"):
+        monkeypatch.setattr(patching, name, lambda *args, **kwargs: given.append((args, kwargs)))
     checkpointing.registry.reset()
     patch_checkpointing()
     yield given
@@ -104,6 +105,9 @@ def test_both_are_configured(configured):
     assert configured == [((None, None, False), {"checkpoint_in_cpu": True})]
     assert checkpointing.registry.options.cpu_checkpointing
     assert not checkpointing.is_configured(), "no section has come yet"
+    deepspeed.checkpointing.partition_activations_in_checkpoint(True)
+    assert configured[1:] == [((True,), {})]
+    assert checkpointing.registry.options.partition_activations
 
 
 def test_an_engine_is_told_of_a_configuration_that_comes_later(block, tmp_path):

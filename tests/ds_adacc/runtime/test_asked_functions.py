@@ -158,6 +158,19 @@ def test_a_function_that_makes_what_its_block_is_given_is_a_block(runtime):
         assert runtime.blocks.of(function).calls_blocks is (function is not makes)
 
 
+def test_functions_that_only_call_each_other_and_a_block_are_that_block(model, runtime):
+    inner = model.layers(0, 1)
+
+    def outer(x):
+        return given_to_checkpoint(runtime, inner, x)
+
+    x = torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    for _ in range(2):
+        given_to_checkpoint(runtime, outer, x)
+    assert [runtime.blocks.of(function).calls_blocks for function in (outer, inner)] == [True, True]
+    assert recorded(runtime) == ["blocks.0 (GPTBlock)"]
+
+
 def test_only_a_whole_call_with_gradients_decides(model, runtime):
     function, x = model.layers(0, 1), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
     with torch.no_grad():
