@@ -60,7 +60,7 @@ def runtimes_of(modules: Iterable[nn.Module]) -> set[Runtime]:
     return {vars(module)[attribute].runtime for module in modules for attribute in _wrapped(module)}
 
 
-def call_asked(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_asked(layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call the layer, which the program has given to its checkpoint function.
 
     `layer` is a module, a method of one, or a `functools.partial` of these. Any other function is only called: which of

@@ -184,8 +184,8 @@ class SymbolicProgram:
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
     def _has_as_many(self, sizes: Sizes) -> bool:
-        """Whether there are as many numbers among these sizes. Other blocks may be given more or fewer."""
-        return len(sizes.numbers) == len(self._ranges)
+        """Whether there are as many lengths and numbers among these sizes. Other blocks may be given more or fewer."""
+        return len(sizes.numbers) == len(self._ranges) and len(sizes.lengths) == len(self._sizes[0].lengths)
 
     def _may_have(self, sizes: Sizes) -> bool:
         numbers, lengths = sizes.numbers, self._lengths_with.get(sizes.numbers, ())

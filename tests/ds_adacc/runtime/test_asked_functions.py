@@ -74,7 +74,7 @@ def trained(model, runtime, functions, steps=4):
     return found
 
 
-def given_to_checkpoint(runtime, function, *args, **kwargs):
+def given_to_checkpoint(runtime, function, /, *args, **kwargs):
     return run_asked(runtime, function, function, args, kwargs)
 
 
@@ -169,6 +169,17 @@ def test_functions_that_only_call_each_other_and_a_block_are_that_block(model, r
         given_to_checkpoint(runtime, outer, x)
     assert [runtime.blocks.of(function).calls_blocks for function in (outer, inner)] == [True, True]
     assert recorded(runtime) == ["blocks.0 (GPTBlock)"]
+
+
+def test_arguments_may_have_any_name(runtime):
+    class Named(zoo.GPTBlock):
+        def forward(self, x, *, layer, function, runtime):
+            return super().forward(x) * layer
+
+    block, x = Named(), torch.randn(2, 8, zoo.WIDTH, requires_grad=True)
+    wrap_blocks({"block": block}, runtime)
+    given_to_checkpoint(runtime, block, x, layer=2.0, function=1, runtime=0)
+    assert recorded(runtime) == ["block (Named)"]
 
 
 def test_only_a_whole_call_with_gradients_decides(model, runtime):

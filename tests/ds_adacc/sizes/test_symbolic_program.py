@@ -124,6 +124,21 @@ def test_another_program_is_not_learned():
     assert not program.learn(recorded("bert", zoo.example("bert")[0], time=12)[0])
 
 
+def test_a_block_that_is_given_more_tensors_than_another_is_a_program_of_its_own():
+    """Each block appends to a list, say, so each is given one tensor more than the one before it, and reads none."""
+
+    def example(time, others):
+        given = [torch.randn(2, time, 8, requires_grad=True), *(torch.randn(2, time, 8) for _ in range(others))]
+        recording = record(torch.nn.Tanh(), tuple(given[:1]), {})
+        return Example(Signature(None, describe(given)).sizes, recording)
+
+    program = SymbolicProgram(example(6, 0))
+    assert not program.learn(example(9, 1))
+    program.note_equal(example(6, 1).sizes, example(6, 0).sizes)
+    assert program.learn(example(12, 0)) and program.varying == 1
+    assert not program.is_same(example(12, 1).sizes, example(12, 0).sizes)
+
+
 def test_a_wrong_guess_is_found_out_by_the_next_recording():
     class Windowed(torch.nn.Module):
         def forward(self, x):
