@@ -97,14 +97,13 @@ def configure(
     """
     ds_config = read(deepspeed_config)
     unknown = unknown_keys(ds_config)
-    options = options_of(
-        ds_config,
-        partition_activations,
-        contiguous_checkpointing,
-        num_checkpoints,
-        checkpoint_in_cpu,
-        synchronize,
-        profile,
+    options = Options.of(ds_config).overridden(
+        partition_activations=partition_activations,
+        contiguous_checkpointing=contiguous_checkpointing,
+        num_checkpoints=num_checkpoints,
+        checkpoint_in_cpu=checkpoint_in_cpu,
+        synchronize=synchronize,
+        profile=profile,
     )
     section = section_of(ds_config)
     if section is not None:
@@ -124,29 +123,6 @@ def configure(
     registry.is_set_up = True
     if mpu_ is not None:
         _introduce(mpu_)
-
-
-def options_of(
-    ds_config: Mapping[str, Any],
-    partition_activations: bool | None = None,
-    contiguous_checkpointing: bool | None = None,
-    num_checkpoints: int | None = None,
-    checkpoint_in_cpu: bool | None = None,
-    synchronize: bool | None = None,
-    profile: bool | None = None,
-) -> Options:
-    """The options of a ds_config that was read, with the arguments of `configure` in place of its keys.
-
-    Raises ConfigError and AssertionError as `configure` does.
-    """
-    return Options.of(ds_config).overridden(
-        partition_activations=partition_activations,
-        contiguous_memory_optimization=contiguous_checkpointing,
-        number_checkpoints=num_checkpoints,
-        cpu_checkpointing=checkpoint_in_cpu,
-        synchronize_checkpoint_boundary=synchronize,
-        profile=profile,
-    )
 
 
 def is_configured() -> bool:

@@ -10,6 +10,12 @@ from ds_adacc.config.problems import ConfigError, nearest
 
 SECTION = "activation_checkpointing"
 _NUMBER = "number_checkpoints"  # all other keys are switches, which may be given as null or 1
+_KEYS = {  # by the argument of `configure`, where that has another name
+    "contiguous_checkpointing": "contiguous_memory_optimization",
+    "num_checkpoints": "number_checkpoints",
+    "checkpoint_in_cpu": "cpu_checkpointing",
+    "synchronize": "synchronize_checkpoint_boundary",
+}
 _CONFIGURE = "call ds_adacc.checkpointing.configure(mpu, ds_config)"
 ADVICE = {  # what to do in place of a key that an engine does not read
     "partition_activations": f"{_CONFIGURE}, and block inputs are shared among tensor-parallel ranks",
@@ -41,12 +47,12 @@ class Options:
         return cls(**{name: value if name == _NUMBER else bool(value) for name, value in given.items()})
 
     def overridden(self, **given: object) -> Options:
-        """These options, with whatever in `given` is not None in place of the section's.
+        """These options, with whatever in `given`, arguments of `configure`, is not None in place of the section's.
 
         Raises AssertionError, as DeepSpeed does, if `contiguous_memory_optimization` is set without
         `partition_activations` or without `number_checkpoints`.
         """
-        options = replace(self, **{name: value for name, value in given.items() if value is not None})
+        options = replace(self, **{_KEYS.get(name, name): value for name, value in given.items() if value is not None})
         if options.contiguous_memory_optimization and not options.partition_activations:
             raise AssertionError("contiguous checkpointing is only available with partitioned activations")
         if options.contiguous_memory_optimization and options.number_checkpoints is None:

@@ -12,6 +12,7 @@ from deepspeed.runtime.activation_checkpointing import checkpointing as deepspee
 
 from ds_adacc import checkpointing
 from ds_adacc.config import read
+from ds_adacc.config.activation_checkpointing import Options
 from ds_adacc.python_state.closure import with_modules
 
 # As they are before anything is replaced: DeepSpeed itself may hold them, as the default of an argument.
@@ -49,7 +50,7 @@ def _configure_both(*args: Any, **kwargs: Any) -> None:
     given = inspect.signature(checkpointing.configure).bind(*args, **kwargs).arguments
     mpu, ds_config = given.pop("mpu_"), read(given.pop("deepspeed_config", None))
     registry = checkpointing.registry
-    registry.configure(registry.section, checkpointing.options_of(ds_config, **given), mpu)
+    registry.configure(registry.section, Options.of(ds_config).overridden(**given), mpu)
 
 
 def _partition_both(partition_activation: bool) -> None:

@@ -23,7 +23,7 @@ from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.python_state.covered import covered_by
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import call_asked, runs
+from ds_adacc.runtime.wrap import runs
 from ds_adacc.whole_blocks.asked import Asked
 
 _RELEASED = "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, "
@@ -38,10 +38,11 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
 
     If it is the forward of one of the engine's blocks, the module's own hooks run around the block.
     """
-    module = _module_called(function)
+    module, asked = _module_called(function), runtime.asked
     if module is not None and runs(runtime, module):
-        return call_asked(function, *args, **kwargs)
-    block, run, asked = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs), runtime.asked
+        with asked.during(module):
+            return function(*args, **kwargs)
+    block, run = runtime.blocks.of(owner), functools.partial(function, *args, **kwargs)
     if runtime.is_inside or not torch.is_grad_enabled():  # it holds nothing of its own
         return runtime.run(block, owner, function, args, kwargs, is_asked=True)
     if block.calls_blocks:
