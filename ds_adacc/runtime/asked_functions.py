@@ -23,7 +23,7 @@ from ds_adacc.program.arguments import tensors_in
 from ds_adacc.python_state.closure import closure_of
 from ds_adacc.python_state.covered import covered_by
 from ds_adacc.runtime.runtime import Runtime
-from ds_adacc.runtime.wrap import runs
+from ds_adacc.runtime.wrap import runs, without_partials
 from ds_adacc.whole_blocks.asked import Asked
 
 _RELEASED = "ZeRO-3 releases its parameters before the call has ended. To have a plan for the modules that it calls, "
@@ -68,8 +68,7 @@ def run_asked(runtime: Runtime, owner: Callable[..., Any], function: Callable[..
 
 def _module_called(function: Callable[..., Any]) -> nn.Module | None:
     """The module that is called, or whose wrapped forward is, perhaps through a `functools.partial`."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = without_partials(function)
     if isinstance(function, nn.Module):
         return function
     module = getattr(function, "__self__", None)

@@ -66,15 +66,20 @@ def call_asked(layer: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     `layer` is a module, a method of one, or a `functools.partial` of these. Any other function is only called: which of
     the blocks that it may run are to be checkpointed is not known.
     """
-    module = layer
-    while isinstance(module, functools.partial):
-        module = module.func
-    module = getattr(module, "__self__", module)
+    function = without_partials(layer)
+    module = getattr(function, "__self__", function)
     attributes = _wrapped(module) if isinstance(module, nn.Module) and not torch.compiler.is_compiling() else []
     if not attributes:
         return layer(*args, **kwargs)
     with vars(module)[attributes[0]].runtime.asked.during(module):
         return layer(*args, **kwargs)
+
+
+def without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a `functools.partial` calls, perhaps through others; any other function as it is."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _wrapped(module: nn.Module) -> list[str]:
