@@ -98,10 +98,13 @@ class Block:
                 if position:
                     self._variants.insert(0, self._variants.pop(position))
                 return variant
-        alike = [variant for known, variant in self._variants if differ_in_sizes(known, signature)]
-        if any(variant.is_recorded for variant in alike):
-            return None
-        failed = [variant for variant in alike if variant.holds(guards)]
+        failed: list[Variant] = []
+        for known, variant in self._variants:
+            if differ_in_sizes(known, signature):
+                if variant.is_recorded:
+                    return None
+                if variant.holds(guards):
+                    failed.append(variant)
         return failed[0] if len(failed) >= _SIZES_TRIED else None
 
     def latest(self, signature: Signature) -> Variant | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import weakref
@@ -297,7 +298,18 @@ class Recording:
             torch.empty(whole_shape(p), dtype=p.dtype, device="meta", requires_grad=p.requires_grad)
             for p in self.parameters
         )
-        return replace(self, parameters=tuple(looks), buffers=())
+        return self.of_block(self.name, tuple(looks), ())
+
+    def of_block(
+        self, name: str, parameters: Sequence[torch.Tensor], buffers: Sequence[tuple[weakref.ref[Any], Path]]
+    ) -> Recording:
+        """This program as another block runs it, whose parameters look alike.
+
+        What was worked out of the program stays known: it takes milliseconds, and none of it depends on these fields.
+        """
+        twin = copy.copy(self)
+        vars(twin).update(name=name, parameters=parameters, buffers=tuple(buffers))
+        return twin
 
     def with_held_before(self, places: Collection[int]) -> Recording:
         """This recording, whose inputs at these places an earlier call of the same forward holds: they count there."""

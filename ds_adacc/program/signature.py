@@ -254,6 +254,8 @@ def differ_in_sizes(one: Signature, other: Signature) -> bool:
     (my_others, my_inner), (its_others, its_inner) = one.without_sizes, other.without_sizes
     if my_others != its_others:
         return False
+    if my_inner == its_inner:  # as where there are none
+        return True
     follow = set(zip(mine.lengths, its.lengths, strict=True))
     return all(a == b or (a, b) in follow for a, b in zip(my_inner, its_inner, strict=True))
 

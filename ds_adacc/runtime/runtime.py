@@ -221,8 +221,11 @@ class Runtime:
         new_sizes = self.controller.planning.new_sizes
         self.controller.limit_adopted()
         relatives = block.relatives(signature, guards)
-        distances = {digest: signature.sizes.distance(sizes) for digest, (_, sizes) in relatives.items()}
-        for digest in new_sizes.symbolic_types.first_of_each(relatives, distances):
+
+        def distance(digest: str) -> float:
+            return signature.sizes.distance(relatives[digest][1])
+
+        for digest in new_sizes.symbolic_types.first_of_each(relatives, distance):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
             predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)

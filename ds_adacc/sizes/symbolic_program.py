@@ -227,16 +227,17 @@ def as_block(predicted: Recording, like: Recording) -> Recording:
     Where all operators are the same, it has those of the prediction, and with them what is known of each.
     """
     pairs = list(zip(predicted.ops, like.ops, strict=True))
-    ops = predicted.ops
+    twin = predicted.of_block(like.name, like.parameters, like.buffers)
     # A Function may be another class in each block. (The text tells 0.0 from -0.0.)
     has_own = any(op.func is not its.func or op.python_reads is not its.python_reads for op, its in pairs)
-    if has_own or repr(predicted.constants) != repr(like.constants):
-        numbers = iter(like.constants)
-        own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
-        ops = _with_arguments(own, [substitute_numbers(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
-    twin = replace(predicted, name=like.name, parameters=like.parameters, buffers=like.buffers, ops=ops)
+    if not has_own and repr(predicted.constants) == repr(like.constants):
+        return twin
+    numbers = iter(like.constants)
+    own = [replace(op, func=its.func, python_reads=its.python_reads) for op, its in pairs]
+    ops = _with_arguments(own, [substitute_numbers(CONSTANTS, (op.args, op.kwargs), numbers) for op in own])
+    twin = replace(twin, ops=ops)
     # To work these out takes a millisecond: blocks of one type share the digest, and the constants are the block's.
-    twin.__dict__.update(digest=predicted.digest, constants=like.constants)
+    vars(twin).update(digest=predicted.digest, constants=like.constants)
     return twin
 
 
@@ -256,6 +257,8 @@ def _is_possible(recording: Recording) -> bool:
 
 def _closed(recording: Recording, given: Sequence[int]) -> Recording:
     """The recording with these numbers in place of its `LengthBound`s."""
+    if not given:
+        return recording
     arguments = tuple((op.args, op.kwargs) for op in recording.ops)
     bounds: list[LengthBound] = []
     extract_numbers((LengthBound,), arguments, bounds)

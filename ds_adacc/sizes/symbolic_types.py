@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ds_adacc import planner
@@ -67,21 +67,24 @@ class SymbolicTypes:
         """The program of which this block type is a size; None if it is not known."""
         return None if digest is None else self._types.get(digest)
 
-    def first_of_each(self, digests: Iterable[str], distances: Mapping[str, float] | None = None) -> list[str]:
+    def first_of_each(self, digests: Iterable[str], distance: Callable[[str], float] = lambda _: 0.0) -> list[str]:
         """Of each known program, the first of these block types. A program in which fewer sizes vary comes first.
 
         Torch may run other operators for a batch of one text, say. The program of such batches then tells what a
-        further one runs, and that of all other batches may seem to. Of others, the program comes first which has the
-        least of the `distances`, if these are given: a block that branches on a length does as at lengths near it.
+        further one runs, and that of all other batches may seem to. Of others, the program comes first one of whose
+        block types has the least `distance`: a block that branches on a length does as at lengths near it.
         """
-        first: dict[SymbolicType, str] = {}
-        least: dict[SymbolicType, float] = {}
+        of_each: dict[SymbolicType, list[str]] = {}
         for digest in digests:
             if (known := self._types.get(digest)) is not None:
-                first.setdefault(known, digest)
-                distance = 0.0 if distances is None else distances[digest]
-                least[known] = min(distance, least.get(known, distance))
-        return [first[known] for known in sorted(first, key=lambda known: (known.program.varying, least[known]))]
+                of_each.setdefault(known, []).append(digest)
+
+        def order(known: SymbolicType) -> tuple[int, float]:
+            return known.program.varying, min(map(distance, of_each[known]))
+
+        # Most blocks run one program, at dozens of sizes: no distance is worked out for these.
+        programs = sorted(of_each, key=order) if len(of_each) > 1 else of_each
+        return [of_each[known][0] for known in programs]
 
     def like(self, relatives: Mapping[str, Constants], example: Example) -> str | None:
         """The first of these block types whose program the recording is at other sizes; None if it is of none.
