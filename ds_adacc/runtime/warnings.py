@@ -179,9 +179,9 @@ class Warnings:
         """A call saved something else than the recorded one."""
         self._log_once(
             block,
-            "block %s: from saved tensor %d on, a call differs from the recorded one, which saved %d; the rest is "
-            "retained. Gradients are right, but the call takes more memory than planned. Blocks that branch on their "
-            "data do this; if memory runs out, lower adacc.memory_budget",
+            "block %s: from saved tensor %d on, a call differs from the recorded one, which saved %d tensors. What it "
+            "saves from there on is retained, so the call takes more memory than planned. Gradients are right. Blocks "
+            "that branch on their data do this. If memory runs out, lower adacc.memory_budget",
             position,
             len(bound.course.instructions),
         )
@@ -190,9 +190,9 @@ class Warnings:
         """A call saved something else than was predicted for its arguments."""
         self._log_once(
             block,
-            "block %s: from saved tensor %d on, a call differs from what was predicted for its arguments, which is "
-            "%d saved tensors. The rest is retained. Gradients are right, but the call takes more memory than planned. "
-            "The next call like it is recorded",
+            "block %s: from saved tensor %d on, a call differs from what was predicted for its arguments: %d saved "
+            "tensors. What it saves from there on is retained, so the call takes more memory than planned. Gradients "
+            "are right, and you need do nothing: the next call like it is recorded",
             position,
             len(bound.course.instructions),
         )
