@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
-import os
-import sys
 
 import deepspeed
 import torch
@@ -113,9 +110,4 @@ def main(out):
         lines.lines.clear()
         ours = train(form, checkpointing.checkpoint, SECTION)
         results[form] = {"plain": plain[form], "adacc": ours | {"log": lines.lines[:]}}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return results

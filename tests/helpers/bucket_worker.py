@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 
 import deepspeed
 import torch
@@ -83,7 +81,7 @@ def train(case, section):
     }
 
 
-def main(out, cases):
+def main(out, *cases):
     warnings = []
 
     class Kept(logging.Handler):
@@ -97,9 +95,4 @@ def main(out, cases):
         warnings.clear()
         found = train(case, {"codecs": "none", "memory_budget": 0.8, "solver": {"max_seconds": 30.0}})
         results[case] = found | {"plain": train(case, None)["losses"], "warnings": list(warnings)}
-    with open(out, "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    return results

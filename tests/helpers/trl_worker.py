@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
 
 import deepspeed
 import families
@@ -34,12 +32,12 @@ def tokenizer():
 def texts(out):
     """Random texts of any length, read from a file."""
     lot = random.Random(0)
-    file = os.path.join(out, "texts.jsonl")
+    file = str(out / "texts.jsonl")
     with open(file, "w") as lines:
         for _ in range(2 * STEPS * BATCH):
             text = " ".join(lot.choices(WORDS, k=lot.randrange(4, LONGEST)))
             lines.write(json.dumps({"text": text}) + "\n")
-    return load_dataset("json", data_files=file, split="train", cache_dir=os.path.join(out, "cache"))
+    return load_dataset("json", data_files=file, split="train", cache_dir=str(out / "cache"))
 
 
 class Telling(SFTTrainer):
@@ -67,7 +65,7 @@ def train(out, served):
         "zero_optimization": {"stage": 2},
     }
     arguments = SFTConfig(
-        out,
+        str(out),
         deepspeed=config | ({"adacc": SECTION} if served else {}),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
@@ -88,12 +86,5 @@ def train(out, served):
 
 
 def main(out):
-    results = [train(out, served) for served in (False, True)]
-    with open(os.path.join(out, "rank0.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    import trl_worker  # datasets pickles what it maps; classes that no import finds, with all that they refer to
-
-    trl_worker.main(sys.argv[1])
+    """The steps without ds_adacc, and those with it."""
+    return [train(out, served) for served in (False, True)]

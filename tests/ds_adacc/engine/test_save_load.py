@@ -28,7 +28,7 @@ SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("resume")
-    on_ranks("resume_worker.py", out)
+    on_ranks("resume_worker", out)
     return out
 
 
