@@ -7,6 +7,7 @@ import logging
 import deepspeed
 import torch
 import zoo
+from heard import heard
 from torch import nn
 
 import ds_adacc
@@ -82,15 +83,8 @@ def train(case, section):
 
 
 def main(out, *cases):
-    warnings = []
-
-    class Kept(logging.Handler):
-        def emit(self, record):
-            warnings.append(record.getMessage())
-
-    logging.getLogger("ds_adacc").addHandler(Kept(logging.WARNING))
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {}
+    results, warnings = {}, heard(logging.WARNING)
     for case in cases:
         warnings.clear()
         found = train(case, {"codecs": "none", "memory_budget": 0.8, "solver": {"max_seconds": 30.0}})

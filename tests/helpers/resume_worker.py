@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from dataclasses import asdict
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from heard import heard
 from zero_cases import Case, ds_config
 from zero_models import Model
 
@@ -57,21 +57,12 @@ def on_one_rank_only(folder):
     if dist.get_rank() == 1:
         (folder / "after1" / "adacc_rank_00001.pt").write_bytes(b"PK half a file")
     dist.barrier()
-    engine, heard = engine_of(0, "nearest"), Heard()
+    engine = engine_of(0, "nearest")
     engine.load_checkpoint(folder, tag="after5")
     before = engine.adacc.runtime.controller.plan is not None
-    logging.getLogger("ds_adacc").addHandler(heard)
+    lines = heard()
     engine.load_checkpoint(folder, tag="after1")
-    return {"said": heard.lines, "planned": [before, engine.adacc.runtime.controller.plan is not None]}
-
-
-class Heard(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
+    return {"said": lines, "planned": [before, engine.adacc.runtime.controller.plan is not None]}
 
 
 def engine_of(stage, rounding, monitor=None):
