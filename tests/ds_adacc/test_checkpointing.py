@@ -27,11 +27,7 @@ LOSSLESS = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30
 WIDTH = 20
 
 
-@pytest.fixture(autouse=True)
-def afresh():
-    checkpointing.registry.reset()
-    yield
-    checkpointing.registry.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 CHECKPOINT = checkpointing.checkpoint

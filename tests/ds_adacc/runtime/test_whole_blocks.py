@@ -25,11 +25,7 @@ from ds_adacc.whole_blocks.costs import WholeCosts
 LOG = logging.getLogger("test")
 
 
-@pytest.fixture(autouse=True)
-def afresh():
-    checkpointing.registry.reset()
-    yield
-    checkpointing.registry.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 def assert_exact_as_a_whole(kind=Experts, **options):
