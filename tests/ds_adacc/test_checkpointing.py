@@ -305,10 +305,7 @@ def test_configured_by_a_file(tmp_path):
     assert checkpointing.is_configured()
     block, args, kwargs = zoo.example("llama")
     for _ in range(3):
-        plain = zoo.gradients(block, args, kwargs)
-        zoo.assert_same_bits(
-            plain, zoo.gradients(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
-        )
+        zoo.assert_exact(block, args, kwargs, functools.partial(checkpointing.checkpoint, block))
     checkpointing.reset()
     assert checkpointing.is_configured() and checkpointing.registry.runtime.controller.plan is not None
     checkpointing.registry.reset()

@@ -317,3 +317,9 @@ def assert_same_bits(expected, actual):
     assert expected[1].keys() == actual[1].keys()
     for name, gradient in expected[1].items():
         assert torch.equal(gradient, actual[1][name]), name
+
+
+def assert_exact(block, args, kwargs, run, seed=3):
+    """One step of `run` has the loss and the gradients of the plain block, to the bit."""
+    plain = gradients(block, args, kwargs, seed=seed)
+    assert_same_bits(plain, gradients(block, args, kwargs, run, seed))

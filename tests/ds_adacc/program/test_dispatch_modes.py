@@ -41,4 +41,4 @@ def test_what_a_mode_computed_in_forward_is_recomputed(is_on_while_recorded):
     expected = zoo.gradients(block, args, {}, rounded(block))
     zoo.assert_same_bits(expected, zoo.gradients(block, args, {}, rounded(run)))
     assert modes_now() == ()
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)

@@ -135,8 +135,7 @@ def test_what_a_local_class_refers_to_may_change():
     work, block, x = recomputing(), Block(Local), batch()
     for scale in (2.0, 2.0, 3.0):
         scales[0] = scale
-        expected = zoo.gradients(block, (x,), {})
-        zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, lambda x: work.checkpoint(block, x)))
+        zoo.assert_exact(block, (x,), {}, lambda x: work.checkpoint(block, x))
     assert work.recordings == 2
     recording = record(block, (x,), {})
     run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
