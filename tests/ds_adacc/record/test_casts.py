@@ -8,7 +8,6 @@ from recorded import call_of, profile_of, record, under
 from storages import Storages
 from torch import nn
 
-from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.capture import capture
@@ -144,7 +143,7 @@ def test_what_found_casts_is_rebuilt_from_the_parameters(first):
         if first == "plain":
             block(*args)
         recording = record(block, args, {})
-    ours, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    ours, _ = under(block, recording)
     assert_same(run(block), run(ours))
 
 

@@ -129,7 +129,7 @@ def test_a_layer_of_transformers_and_packed_texts_whose_lengths_are_given(llama)
         recording = record(layer, args, kwargs)
         assert recording.remarks_on_replays == ()
         assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
-        run, calls = under(layer, recording, planner.recompute_policy(profile_of(recording)))
+        run, calls = under(layer, recording)
         zoo.assert_exact(layer, args, kwargs, run)
         assert not calls[-1].diverged
 

@@ -277,7 +277,7 @@ def test_a_conjugate_view_of_a_weight_that_is_still_real(product):
     recording = record(block, args, {})
     with torch.no_grad():
         block.weight.imag.normal_()
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     zoo.assert_exact(block, args, {}, run)
     reasons = [op.refusal for op in recording.ops if op.refusal]
     assert reasons == ["reads a view that torch conjugates or negates only when it is read"]
