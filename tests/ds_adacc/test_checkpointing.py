@@ -321,14 +321,14 @@ def test_without_a_section_the_defaults_are_in_force_and_one_line_says_so(config
             checkpointing.checkpoint(nn.Identity(), torch.ones(2, requires_grad=True)).sum().backward()
     assert checkpointing.is_configured() == (configure is not None)
     assert checkpointing.registry.runtime.config == load({"adacc": {"codecs": "none"}})
-    assert len([r for r in caplog.records if 'no "adacc" section: its defaults are in force' in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if 'no "adacc" section: its defaults are in force' in line]) == 1
 
 
 def test_a_disabled_section_just_calls(caplog):
     caplog.set_level("INFO", logger="ds_adacc")
     checkpointing.configure(None, {"adacc": {"enabled": False}})
     told = 'the "adacc" section of ds_config says "enabled": false: ds_adacc does nothing'
-    assert [record.getMessage() for record in caplog.records] == [told]
+    assert caplog.messages == [told]
     assert checkpointing.is_configured() and checkpointing.registry.runtime is None
     assert checkpointing.checkpoint(lambda x: [x], 3) == 3
     checkpointing.partition_activations_in_checkpoint(True)
@@ -350,7 +350,7 @@ def test_what_has_no_effect_is_named(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         checkpointing.configure(None, {"adacc": LOSSLESS}, True, True, 4, synchronize=True, profile=False)
         checkpointing.set_num_layers(5)
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     idle = "contiguous_memory_optimization, number_checkpoints, synchronize_checkpoint_boundary"
     assert told == [
         f"activation_checkpointing: ds_adacc ignores {idle}",
@@ -362,7 +362,7 @@ def told_of_options(caplog, **section):
     caplog.clear()
     with caplog.at_level("INFO", logger="ds_adacc"):
         checkpointing.log_options({"adacc": LOSSLESS, "activation_checkpointing": section})
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def test_an_engine_says_which_options_of_deepspeed_s_it_does_not_take(caplog):

@@ -45,7 +45,7 @@ def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config, afresh):
     assert not any("forward" in module.__dict__ for module in model.modules())
     off = 'the "adacc" section of ds_config says "enabled": false'
     why = off if config else 'ds_config has no "adacc" section'
-    assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
+    assert caplog.messages == [f"{why}: ds_adacc does nothing"]
 
 
 def test_keys_without_a_section_are_named(monkeypatch, caplog):
@@ -64,7 +64,7 @@ def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog, afr
     existing = Engine(Translator())
     existing.config = {}
     assert ds_adacc.attach(existing) is None
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     assert told == ['the "adacc" section from ADACC_CONFIG says "enabled": false: ds_adacc does nothing']
 
 
@@ -78,7 +78,7 @@ def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch
     monkeypatch.setattr(engine, "serve", lambda *_: None)
     with caplog.at_level("INFO", logger="ds_adacc"):
         ds_adacc.attach(existing) if is_attached else ds_adacc.initialize(model=model, config=existing.config)
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = caplog.messages
     assert " hold: cpu_checkpointing. In place of cpu_checkpointing, have " in line
 
 
@@ -163,7 +163,7 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     adacc = adacc_for(model)
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 9))
-    (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
+    (table,) = [line for line in caplog.messages if "plan (first step" in line]
     plan = adacc.runtime.controller.plan
     assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "drop mask", "peak: planned", "observed", "solved in"):
@@ -190,7 +190,7 @@ def test_one_warning_when_no_block_was_run(caplog):
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
             adacc.end_step()
-    assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "matched no block" in line]) == 1
 
 
 def test_a_program_that_never_steps_is_told_so_once(caplog):

@@ -250,7 +250,7 @@ def test_without_an_engine_a_further_size_needs_no_further_plan(caplog):
         decisions = run(runs, lambda x: runs.checkpoint(block, x).sum(), (3, 3, 3, 5, 3, 5, 3, 5, 3, 5, 3))
     assert len(decisions) == 1
     assert not runs.agreement.undecided
-    assert len([r for r in caplog.records if "plan (" in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "plan (" in line]) == 1
 
 
 def test_after_a_budget_that_nothing_fits_a_smaller_batch_may_run():

@@ -217,7 +217,7 @@ def test_what_cannot_be_recorded_runs_plain_with_one_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="ds_adacc"):
         for _ in range(3):
             zoo.assert_exact(block, (x,), {}, functools.partial(work.checkpoint, block))
-    warnings = [r.getMessage() for r in caplog.records if "plain autograd" in r.getMessage()]
+    warnings = [line for line in caplog.messages if "plain autograd" in line]
     assert len(warnings) == 1
     assert "Sparse" in warnings[0] and "layout torch.sparse" in warnings[0]
 
