@@ -128,17 +128,6 @@ def computed(module, inputs, call=None):
     return outputs, gradients, [i.grad for i in inputs if isinstance(i, torch.Tensor)]
 
 
-def assert_same(expected, actual):
-    assert type(expected) is type(actual)
-    if isinstance(expected, tuple | list):
-        for one, other in zip(expected, actual, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(expected, actual) and expected.requires_grad == actual.requires_grad
-    else:
-        assert expected == actual
-
-
 def cases():
     torch.manual_seed(0)
     bools = torch.randn(WIDTH) > 0
@@ -158,7 +147,7 @@ def test_outputs_and_gradients_are_those_without(call, requires_grad):
     for module, others in list(cases())[:: 1 if call is CHECKPOINT else 3]:
         x = torch.rand(WIDTH).requires_grad_(requires_grad)
         for _ in range(2):  # recorded, all that can be recomputed; then as planned
-            assert_same(computed(module, (x, *others)), computed(module, (x, *others), call))
+            zoo.assert_same(computed(module, (x, *others)), computed(module, (x, *others), call))
 
 
 def test_keyword_arguments_get_gradients():
@@ -168,7 +157,7 @@ def test_keyword_arguments_get_gradients():
     value, scale = (torch.randn(WIDTH, requires_grad=True) for _ in range(2))
     expected = torch.autograd.grad(function(value, scale=scale, offset=1.5).exp().sum(), (value, scale))
     output = checkpointing.checkpoint(function, value, scale=scale, offset=1.5)
-    assert_same(expected, torch.autograd.grad(output.exp().sum(), (value, scale)))
+    zoo.assert_same(expected, torch.autograd.grad(output.exp().sum(), (value, scale)))
 
 
 @pytest.mark.parametrize(
@@ -185,17 +174,17 @@ def test_keyword_arguments_get_gradients():
     ],
 )
 def test_the_form_of_outputs(returned, form):
-    assert_same(form, checkpointing.checkpoint(lambda x: returned, torch.ones(2, requires_grad=True)))
+    zoo.assert_same(form, checkpointing.checkpoint(lambda x: returned, torch.ones(2, requires_grad=True)))
 
 
 @pytest.mark.parametrize("returned", [lambda x: x * 2, lambda x: (x * 2, None, x * 3), lambda x: [x * 2, "a"]])
 def test_forms_are_deepspeeds(returned):
     x = torch.ones(2, requires_grad=True)
-    assert_same(deepspeed.checkpointing.checkpoint(returned, x), checkpointing.checkpoint(returned, x))
+    zoo.assert_same(deepspeed.checkpointing.checkpoint(returned, x), checkpointing.checkpoint(returned, x))
     given, made = [], []
     theirs = deepspeed.checkpointing.CheckpointFunction.apply(returned, given, x)
-    assert_same(theirs, checkpointing.CheckpointFunction.apply(returned, made, x))
-    assert_same(given, made)
+    zoo.assert_same(theirs, checkpointing.CheckpointFunction.apply(returned, made, x))
+    zoo.assert_same(given, made)
 
 
 def test_an_input_may_be_used_by_several_blocks():
@@ -210,7 +199,7 @@ def test_an_input_may_be_used_by_several_blocks():
 
     expected = run(lambda function, *args: function(*args))
     for _ in range(3):
-        assert_same(expected, run(checkpointing.checkpoint))
+        zoo.assert_same(expected, run(checkpointing.checkpoint))
 
 
 # -- Megatron-style programs
@@ -279,7 +268,7 @@ def test_a_fork_of_random_states_within_a_block():
             yield torch.autograd.grad(h.square().sum(), [x, *blocks.parameters()])
 
     try:
-        assert_same(list(steps(lambda block, h: block(h))), list(steps(checkpointing.checkpoint)))
+        zoo.assert_same(list(steps(lambda block, h: block(h))), list(steps(checkpointing.checkpoint)))
     finally:
         tracker.reset()
     assert checkpointing.registry.runtime.controller.plan is not None

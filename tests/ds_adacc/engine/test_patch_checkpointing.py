@@ -75,7 +75,7 @@ def test_with_one_its_plan_decides_and_the_gradients_are_the_same(block, name):
     plain, _ = given_to(name, block)
     runtime = served(block)
     found, forwards = given_to(name, block)
-    assert all(map(torch.equal, found, plain))
+    zoo.assert_same(found, plain)
     assert (forwards, runtime.recordings) == (1, 1)
 
 

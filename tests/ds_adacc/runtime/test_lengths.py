@@ -268,7 +268,7 @@ def compare_pair(training, *times, batch=2):
 
     exact, found = both(lambda block, x, **kwargs: block(x, **kwargs)), both(training.runtime.checkpoint)
     training.adacc.end_step()
-    assert all(map(torch.equal, exact, found))
+    zoo.assert_same(exact, found)
 
 
 def test_pairs_of_sizes_that_do_not_fit_are_recomputed_and_not_planned_one_by_one():

@@ -185,7 +185,7 @@ def test_gradient_accumulation():
                 torch.manual_seed(micro)
                 zoo.loss_of(run_stack(blocks, batch(), call)).backward()
             sums.append([p.grad.clone() for p in blocks.parameters()])
-        assert all(torch.equal(a, b) for a, b in zip(*sums, strict=True))
+        zoo.assert_same(*sums)
 
 
 def test_several_forwards_before_their_backwards():
@@ -199,7 +199,7 @@ def test_several_forwards_before_their_backwards():
             for loss in losses:
                 loss.backward()
             both.append([p.grad.clone() for p in blocks.parameters()])
-        assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
+        zoo.assert_same(*both)
 
 
 class Sparse(nn.Module):
