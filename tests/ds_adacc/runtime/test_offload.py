@@ -96,6 +96,6 @@ def test_a_call_too_small_to_offload_still_compresses():
     binder.device = torch.device("cpu")
     for policy in (here, away):
         assert binder.has_all_losses(variant, policy, larger)
-        bound = binder.measured(variant, SimpleNamespace(capacity={}), policy)
+        bound = binder.bound_to_measure(variant, SimpleNamespace(capacity={}), policy)
         assert bound.policy == here
         assert binder._permitted(policy, variant) == here
