@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from transformers import Trainer, TrainingArguments
-from zero_cases import Case, ds_config
+from zero_cases import Case, ds_config, trainer_config
 from zero_models import Model
 from zero_worker import account
 
@@ -81,7 +81,7 @@ def trainer(stage, family, out, served):
     AcceleratorState._reset_state(reset_partial_state=True)
     model, inputs = families.example(family)
     rows = [{k: v[i] for k, v in families.another(inputs, seed).items()} for seed in range(16) for i in (0, 1)]
-    config = _auto(stage) | ({"adacc": SECTION | {"blocks": "auto"}} if served else {})
+    config = trainer_config(stage, SECTION | {"blocks": "auto"} if served else None)
     arguments = TrainingArguments(
         str(out),
         deepspeed=config,
@@ -99,15 +99,6 @@ def trainer(stage, family, out, served):
     work.train()
     deepspeed.initialize = DS_INITIALIZE
     return {"losses": work.losses, "plan": account(work.model_wrapped)}
-
-
-def _auto(stage):
-    return {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
-        "zero_optimization": {"stage": stage},
-    }
 
 
 def accelerate(stage, attach):

@@ -13,6 +13,7 @@ from held import watch_held
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
+from zero_cases import trainer_config
 
 from ds_adacc.huggingface import AdaccCallback
 
@@ -58,15 +59,9 @@ class Telling(SFTTrainer):
 def train(out, served):
     """The steps of an SFTTrainer under ZeRO-2, plain or with the callback, a section and gradient checkpointing."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
-        "zero_optimization": {"stage": 2},
-    }
     arguments = SFTConfig(
         str(out),
-        deepspeed=config | ({"adacc": SECTION} if served else {}),
+        deepspeed=trainer_config(2, SECTION if served else None),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
         gradient_checkpointing=served,
