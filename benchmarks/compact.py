@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from markdown_table import markdown_table
-from origin import origin
+from origin import origin, publish
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
 
 from ds_adacc.environment import device_name
@@ -157,12 +157,9 @@ def report(
     """Write the tables for people and for programs, with where they come from."""
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     about = origin(device_name(device)) | {key: str(setting[key]) for key in ("steps", "scale")}
-    document = {**about, "runs": list(runs), "memory": list(memory)}
-    (out / "compact.json").write_text(json.dumps(document, indent=1) + "\n")
-    sources = [f"- {key}: {value}" for key, value in about.items()]
-    tables = [losses_table(runs), "", memory_table(memory)]
-    (out / "compact.md").write_text("\n".join([*tables, "", NOTE, "", *sources]) + "\n")
-    print("\n".join(tables))
+    tables = f"{losses_table(runs)}\n\n{memory_table(memory)}"
+    publish(out / "compact", about, f"{tables}\n\n{NOTE}", runs=list(runs), memory=list(memory))
+    print(tables)
 
 
 def _spread(numbers: Sequence[float], form: str) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import sys
 import time
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from markdown_table import markdown_table
-from origin import as_list, origin
+from origin import origin, publish
 from train import GPT
 
 from ds_adacc import planner
@@ -234,10 +233,8 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         for codecs, one in found.items():
             figures(one.problem, args, codecs)
-        about = origin(device)
-        document = {**about, "results": results, "solve_seconds": times}
-        (args.out / "planner.json").write_text(json.dumps(document, indent=1) + "\n")
-        (args.out / "planner.md").write_text(f"{tables(results, times)}\n\n{as_list(about)}\n")
+        text = tables(results, times)
+        publish(args.out / "planner", origin(device), text, results=results, solve_seconds=times)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from accuracy_run import Setting, Training
 from markdown_table import markdown_table
-from origin import as_list, origin
+from origin import origin, publish
 from torch import Tensor, nn
 from train import Attention
 
@@ -206,11 +205,9 @@ def main() -> None:
     rows = measure(block, draws(training, args.block, args.draws))
     print(table(rows))
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
         setting = {"draws": args.draws, "trained": args.trained, "block": args.block}
         about = {**origin(device_name(training.device)), **setting}
-        (args.out / "rounding.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        (args.out / "rounding.md").write_text(f"{table(rows)}\n\n{as_list(about)}\n")
+        publish(args.out / "rounding", about, table(rows), rows=rows)
 
 
 if __name__ == "__main__":

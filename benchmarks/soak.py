@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from markdown_table import markdown_table
-from origin import as_list, origin
+from origin import origin, publish
 from processes import BINARIES, EXACT_MALLOC, free_port, run
 
 from ds_adacc.environment import device_name
@@ -180,8 +180,7 @@ def main() -> None:
     rows = summary(runs)
     about = origin(f"{runs['plain'][0][-1]['device']}, {RANKS} ranks, ZeRO-3")
     print(table(rows))
-    (args.out / "soak.json").write_text(json.dumps({**about, "steps": args.steps, "runs": rows}, indent=1) + "\n")
-    (args.out / "soak.md").write_text(f"{args.steps} steps\n\n{table(rows)}\n\n{as_list(about)}\n")
+    publish(args.out / "soak", about, f"{args.steps} steps\n\n{table(rows)}", steps=args.steps, runs=rows)
     figure(rows, runs, args.out)
 
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from markdown_table import markdown_table
 from memory import PeakMemory
-from origin import as_list, origin
+from origin import origin, publish
 from processes import EXACT_MALLOC, KEEPING_MALLOC, alone
 from timing import Ratio, in_turns, seconds
 from train import GPT, read_texts
@@ -215,11 +215,8 @@ def main() -> None:
             row["peak"] = row["peak_bytes"] / rows["none"]["peak_bytes"]
     print(table(rows))
     if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        about = origin(found["device"])
         name = f"strategies-{found['kind']}{'-compiled' if args.compiled else ''}"
-        (args.out / f"{name}.json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-        (args.out / f"{name}.md").write_text(f"{table(rows)}\n\n{as_list(about)}\n")
+        publish(args.out / name, origin(found["device"]), table(rows), rows=rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ are those of events on the stream, after the L2 cache has been overwritten. The 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -27,7 +26,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 from markdown_table import markdown_row, markdown_table
-from origin import as_list, origin
+from origin import origin, publish
 
 from ds_adacc.environment import device_name
 from ds_adacc.kernels import CODECS, Codec, make_codec, separates_outliers
@@ -220,11 +219,9 @@ def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
 
 
 def write(rows: Sequence[Mapping[str, Any]], device: torch.device, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     about = origin(device_name(device))
     path = folder / f"codecs-{device.type}"
-    path.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    path.with_suffix(".md").write_text(f"{markdown_table(HEADER, map(cells, rows))}\n\n{as_list(about)}\n")
+    publish(path, about, markdown_table(HEADER, map(cells, rows)), rows=rows)
     plot(rows, f"{about['device']}, {about['date']}", path.with_suffix(".png"))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from markdown_table import markdown_table
-from origin import as_list, origin
+from origin import origin, publish
 from picture import draw
 from processes import EXACT_MALLOC, KEEPING_MALLOC, ROOT, alone
 from timing import Ratio
@@ -301,12 +301,10 @@ weights of no checkpointing."""
 
 def save(rows: Sequence[Row], device: str) -> None:
     """The table for people and for programs, and the picture, with where they come from."""
-    about = origin(device)
-    table = markdown(rows)
-    (OUT / "demo.json").write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    (OUT / "demo.md").write_text(f"{table}\n\n{NOTE}\n\n{as_list(about)}\n")
+    text = f"{markdown(rows)}\n\n{NOTE}"
+    publish(OUT / "demo", origin(device), text, rows=[asdict(row) for row in rows])
     draw(rows, FRONTIER, OUT / "demo.png")
-    print(f"\n{table}\n\n{NOTE}\n\nTable, picture, configs and logs: {OUT}")
+    print(f"\n{text}\n\nTable, picture, configs and logs: {OUT}")
 
 
 def main() -> None:

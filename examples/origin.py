@@ -1,7 +1,8 @@
-"""Where a recorded result comes from."""
+"""Where a recorded result comes from, and how it is written down."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -30,6 +31,13 @@ def origin(device: str) -> dict[str, str]:
 def as_list(about: Mapping[str, object]) -> str:
     """What `origin` tells, as a list in Markdown."""
     return "\n".join(f"- {key}: {value}" for key, value in about.items())
+
+
+def publish(path: Path, about: Mapping[str, object], text: str, **found: object) -> None:
+    """Write `path`.md for people and `path`.json, with what was found, for programs. `about`: what `origin` tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(f"{path.name}.json").write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    path.with_name(f"{path.name}.md").write_text(f"{text}\n\n{as_list(about)}\n")
 
 
 def _commit() -> str:

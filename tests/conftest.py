@@ -85,6 +85,16 @@ def quick_collector():
 
 
 @pytest.fixture
+def afresh():
+    """`checkpoint` has no runtime: nothing was configured, and no engine was made."""
+    from ds_adacc import checkpointing
+
+    checkpointing.registry.reset()
+    yield
+    checkpointing.registry.reset()
+
+
+@pytest.fixture
 def uncollected():
     """Whatever is freed in the test is freed without the cyclic collector."""
     gc.collect()

@@ -39,9 +39,11 @@ SMALL = Size(layers=4, width=64, heads=2, length=64, batch=2)
 
 
 class LLaMA(nn.Module):
-    """A LLaMA over bytes that returns its loss; `checkpoint(block, x, rope)`, if given, runs each block."""
+    """A LLaMA over bytes that returns its loss; `checkpoint(block, x, rope)`, if it is set, runs each block."""
 
-    def __init__(self, size: Size, checkpoint: Callable[..., Tensor] | None = None) -> None:
+    checkpoint: Callable[..., Tensor] | None = None
+
+    def __init__(self, size: Size) -> None:
         super().__init__()
         self.tokens = nn.Embedding(BYTES, size.width)
         groups = max(1, size.heads // 4)  # of queries that share keys and values
@@ -49,7 +51,6 @@ class LLaMA(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = zoo.RMSNorm(size.width)
         self.head = nn.Linear(size.width, BYTES, bias=False)
-        self.checkpoint = checkpoint
         cos, sin = zoo.rope(size.length, size.width // size.heads)
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)

@@ -50,7 +50,7 @@ class Agreement:
 
     What was planned is the same on every rank: a `Coordinator` changes it on all of them at once. What was adopted, at
     input sizes for which nothing was planned, is this rank's own: an `Adopter` adds it. `inputs` says how the block
-    inputs that a policy retains are to be held (see `placement`). `log`: for what concerns these plans.
+    inputs that a policy retains are to be held (see `placement`). `log`: the engine's own, for all that its rooms tell.
     """
 
     def __init__(self, config: AdaccConfig, codecs: CodecMaker) -> None:

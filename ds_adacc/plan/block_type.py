@@ -109,7 +109,7 @@ class KnownType:
 
     @property
     def plan(self) -> TypePlan | None:
-        """What was planned for the type, or what it has adopted; None before that."""
+        """What the agreement has for the type now: what was planned, or what it has adopted; None before that."""
         return self.type_plans.get(self.recording.digest)
 
     @property

@@ -135,3 +135,8 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of the tensor's storage, while that is alive."""
     return tensor.untyped_storage()._cdata
+
+
+def are_one_view(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are the same view of the same memory."""
+    return storage_of(one) == storage_of(other) and Geometry.of(one, 0) == Geometry.of(other, 0)

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch.autograd.graph import Node
 
 from ds_adacc.program.graphs import GraphRun, run_of
-from ds_adacc.program.signature import flatten
+from ds_adacc.program.signature import tensors_held_by
 
 
 def graphs_behind(output: Any, since: int) -> tuple[GraphRun, ...]:
@@ -20,10 +19,8 @@ def graphs_behind(output: Any, since: int) -> tuple[GraphRun, ...]:
     (`torch.autograd._get_sequence_nr`). Older nodes, behind the tensors that the block was given or has read, are not
     visited.
     """
-    tensors: list[torch.Tensor] = []
-    flatten(output, tensors, tensors)
     found = []
-    for node in nodes_behind((tensor.grad_fn for tensor in tensors), set(), since):
+    for node in nodes_behind((tensor.grad_fn for tensor in tensors_held_by(output)), set(), since):
         run = run_of(node)
         if run is not None:
             found.append((node._sequence_nr(), run))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ds_adacc.program.arguments import Constant, ParameterRef, ValueRef, tensors_in
-from ds_adacc.program.geometry import Geometry, storage_of
+from ds_adacc.program.geometry import Geometry, are_one_view
 from ds_adacc.program.recorded_op import RecordedOp
 
 MASKS = (torch.bool, torch.uint8)  # the dtypes of masks by which tensors are indexed
@@ -49,10 +49,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 def keeps_memory(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether `func` gives a tensor the memory that it has already: nothing is other than before."""
-    if func is not torch.ops.aten.set_.source_Tensor:
-        return False
-    tensor, source = args
-    return storage_of(tensor) == storage_of(source) and Geometry.of(tensor, 0) == Geometry.of(source, 0)
+    return func is torch.ops.aten.set_.source_Tensor and are_one_view(*args)
 
 
 @dataclass(frozen=True)

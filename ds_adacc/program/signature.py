@@ -51,6 +51,13 @@ def flatten(tree: Any, tensors: list[torch.Tensor], inner: list[torch.Tensor] | 
     return snapshot(tree, inner)
 
 
+def tensors_held_by(tree: Any) -> list[torch.Tensor]:
+    """The tensors in nested tuples, lists and dicts, as of `tensors_in`, and those in other objects."""
+    tensors: list[torch.Tensor] = []
+    flatten(tree, tensors, tensors)
+    return tensors
+
+
 class _NumberAsKey(NamedTuple):
     """A number that is the key of a dict: 1, 1.0 and True are equal, but may compute something else."""
 

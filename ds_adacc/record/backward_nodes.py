@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 from ds_adacc.program.backward_graph import WRITE_TO_VIEW, BackwardGraph, BackwardNode, Edge
 from ds_adacc.program.nodes import nodes_behind
 from ds_adacc.program.recorded_op import RecordedOp
-from ds_adacc.program.signature import flatten
+from ds_adacc.program.signature import tensors_held_by
 from ds_adacc.record.gradient_flow import (
     gets,
     gives_views,
@@ -80,9 +80,7 @@ class BackwardNodes:
 
         What the block keeps otherwise, a loss for later say, is left out: one rank alone may do so.
         """
-        tensors: list[torch.Tensor] = []
-        flatten(output, tensors, tensors)
-        ends = [(node, tensor.output_nr) for tensor in tensors if _is_since(node := node_of(tensor), since)]
+        ends = [(node, each.output_nr) for each in tensors_held_by(output) if _is_since(node := node_of(each), since)]
         made = self._calls_by_node(nodes_behind((node for node, _ in ends), set(), since))
         reached = dict.fromkeys(target for node in made for target in targets(node) if target is not None)
         outside = [(node, place) for node, place in reached if node not in made]

@@ -243,15 +243,14 @@ class KnownTensors:
         """Which buffer `tensor` is part of. Another one in the same memory may be elsewhere in a later call."""
         storage, (start, stop) = storage_of(tensor), span(tensor)
         for owner, path, buffer, alias in self._buffers:
-            low, high = span(buffer)
-            if storage_of(buffer) == storage and low <= start and stop <= high:
+            if storage_of(buffer) == storage and _holds(buffer, start, stop):
                 self.buffers.append((weakref.ref(owner), path))
                 return self.external(buffer, "buffer", len(self.buffers) - 1, alias)
         return None
 
 
-def _holds(parameter: torch.Tensor, start: int, stop: int) -> bool:
-    low, high = span(parameter)
+def _holds(whole: torch.Tensor, start: int, stop: int) -> bool:
+    low, high = span(whole)
     return low <= start and stop <= high
 
 

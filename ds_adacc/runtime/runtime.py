@@ -59,6 +59,10 @@ _OTHER_THREAD = "another thread runs a block at the same time"
 class Runtime:
     """Runs the calls of the blocks. Its `controller` divides them into steps.
 
+    All calls come to `run`: those of an engine's blocks by their wrapped forwards (`wrap.py`), and those of functions
+    that the program gives to its checkpoint function by `asked_functions.py`. `checkpoint` is for who has the runtime
+    at hand, as tests and benchmarks do.
+
     `blocks`: those that have run so far. `agreement`: their block types, and the policies that ranks have agreed on.
     `calls` counts the calls, and `recordings` counts the recorded ones. If it `has_engine`, the engine says when a step
     ends, and the rectifier runs if the section enables it.

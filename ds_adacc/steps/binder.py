@@ -69,8 +69,8 @@ class Binder:
         if self._prefetcher is not None:
             self._prefetcher.pass_over()
 
-    def measured(self, variant: Variant, known: KnownType, policy: planner.Policy) -> BoundPolicy:
-        """The policy for a measurement of its error: what it offloads stays, for a copy changes nothing."""
+    def bound_to_measure(self, variant: Variant, known: KnownType, policy: planner.Policy) -> BoundPolicy:
+        """The policy, bound for a measurement of its error: what it offloads stays, for a copy changes nothing."""
         return self._bound(variant, known, self._permitted(policy.on_device, variant), InputPlacement())
 
     def _bound(

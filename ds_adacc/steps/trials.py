@@ -91,7 +91,7 @@ class Trials:
             step.begin_trial(block, self._agreement.origin(variant.digest), trial)
 
         def bind(policy: planner.Policy) -> BoundPolicy:
-            return self._binder.measured(variant, known, policy)
+            return self._binder.bound_to_measure(variant, known, policy)
 
         def study(measure: Measure, is_training: bool) -> None:
             if asks_for_codecs:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ds_adacc.program.signature import flatten
+from ds_adacc.program.signature import tensors_held_by
 from ds_adacc.program.slots import Slot, keep, run_packed
 from ds_adacc.whole_blocks.beginning import Beginning
 
@@ -178,8 +178,7 @@ def nodes_of(tree: Any) -> set[Any]:
 
     A write in place to a view replaces its own node in the graph.
     """
-    tensors: list[torch.Tensor] = []
-    flatten(tree, tensors, tensors)
+    tensors = tensors_held_by(tree)
     bases = [tensor._base for tensor in tensors if tensor._base is not None]
     return {tensor.grad_fn for tensor in (*tensors, *bases) if tensor.grad_fn is not None}
 

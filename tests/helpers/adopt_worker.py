@@ -1,10 +1,6 @@
-"""One rank of the adoption tests: engines attached to, Hugging Face's Trainer, accelerate; writes losses as JSON."""
+"""One rank of the adoption tests: engines attached to, Hugging Face's Trainer, accelerate; tells their losses."""
 
 from __future__ import annotations
-
-import json
-import os
-import sys
 
 import deepspeed
 import families
@@ -12,7 +8,7 @@ import torch
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from transformers import Trainer, TrainingArguments
-from zero_cases import Case, ds_config
+from zero_cases import Case, ds_config, trainer_config
 from zero_models import Model
 from zero_worker import account
 
@@ -85,9 +81,9 @@ def trainer(stage, family, out, served):
     AcceleratorState._reset_state(reset_partial_state=True)
     model, inputs = families.example(family)
     rows = [{k: v[i] for k, v in families.another(inputs, seed).items()} for seed in range(16) for i in (0, 1)]
-    config = _auto(stage) | ({"adacc": SECTION | {"blocks": "auto"}} if served else {})
+    config = trainer_config(stage, SECTION | {"blocks": "auto"} if served else None)
     arguments = TrainingArguments(
-        out,
+        str(out),
         deepspeed=config,
         max_steps=STEPS,
         per_device_train_batch_size=2,
@@ -103,15 +99,6 @@ def trainer(stage, family, out, served):
     work.train()
     deepspeed.initialize = DS_INITIALIZE
     return {"losses": work.losses, "plan": account(work.model_wrapped)}
-
-
-def _auto(stage):
-    return {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
-        "zero_optimization": {"stage": stage},
-    }
 
 
 def accelerate(stage, attach):
@@ -150,10 +137,4 @@ def trained(case, out):
 
 def main(out, *run):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {"refusals": refusals()} | {case: trained(case.split(), out) for case in run}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"refusals": refusals()} | {case: trained(case.split(), out) for case in run}

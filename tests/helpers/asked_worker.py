@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import functools
-import json
-import logging
-import os
-import sys
 
 import deepspeed
 import torch
 import zoo
+from heard import heard
 from torch import nn
 from zero_cases import Case, ds_config
 from zero_worker import alive_bytes, watch_gathered
 
 import ds_adacc
 from ds_adacc import checkpointing
-from ds_adacc.log import get_logger
 
 STEPS, LAYERS = 4, 4
 SECTION = {"memory_budget": 0.5, "codecs": "none", "solver": {"max_seconds": 30.0}}
@@ -91,31 +87,14 @@ def train(form, call, section):
     return told
 
 
-class Lines(logging.Handler):
-    """The lines of the log."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    lines = Lines()
-    get_logger().addHandler(lines)
+    lines = heard()
     plain = {form: train(form, lambda function, x: function(x), None) for form in FORMS}
     own = train("a function of two layers", checkpointing.checkpoint, None)  # before any engine has a section
-    results = {WITHOUT_ENGINE: {"plain": plain["a function of two layers"], "adacc": own | {"log": lines.lines[:]}}}
+    results = {WITHOUT_ENGINE: {"plain": plain["a function of two layers"], "adacc": own | {"log": lines[:]}}}
     for form in FORMS:
-        lines.lines.clear()
+        lines.clear()
         ours = train(form, checkpointing.checkpoint, SECTION)
-        results[form] = {"plain": plain[form], "adacc": ours | {"log": lines.lines[:]}}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        results[form] = {"plain": plain[form], "adacc": ours | {"log": lines[:]}}
+    return results

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 
 import deepspeed
 import torch
 import zoo
+from heard import heard
 from torch import nn
 
 import ds_adacc
@@ -83,23 +82,11 @@ def train(case, section):
     }
 
 
-def main(out, cases):
-    warnings = []
-
-    class Kept(logging.Handler):
-        def emit(self, record):
-            warnings.append(record.getMessage())
-
-    logging.getLogger("ds_adacc").addHandler(Kept(logging.WARNING))
+def main(out, *cases):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {}
+    results, warnings = {}, heard(logging.WARNING)
     for case in cases:
         warnings.clear()
         found = train(case, {"codecs": "none", "memory_budget": 0.8, "solver": {"max_seconds": 30.0}})
         results[case] = found | {"plain": train(case, None)["losses"], "warnings": list(warnings)}
-    with open(out, "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    return results

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from dataclasses import asdict
 
 import deepspeed
@@ -75,10 +72,4 @@ def main(out, *run):
     deepspeed.init_distributed(dist_backend="gloo")
     # ZeRO-3 comes last: it leaves a linear function of its own in torch, which is then compiled around the blocks.
     names = sorted(run, key=lambda name: CASES[name].stage)
-    results = {name: {"plain": train(name, None), "adacc": train(name, SECTIONS[name])} for name in names}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {name: {"plain": train(name, None), "adacc": train(name, SECTIONS[name])} for name in names}

@@ -1,8 +1,9 @@
-"""Start a script on several ranks of this machine, or a launcher of scripts, and wait for them."""
+"""Start a script or a worker on several ranks of this machine, or a launcher of scripts, and wait for them."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cases import cases_that_run
 from equal_times import make_times_equal
 from forks import ALONE, become, start
 from processes import free_port
@@ -21,8 +23,27 @@ from solvers import ADDRESS, address, quicken_solver
 HERE = Path(__file__).parent
 
 
-def on_ranks(script, *arguments, ranks=2, seconds=240):
-    """Run `script`, a path or a name beside this file, once a rank; what each has printed.
+def told_by(worker, values_of=None, ranks=2, seconds=240):
+    """A fixture: what each rank of the worker has told, or the only one, once for all tests of a file.
+
+    The worker's `main` gets a folder of its own and the values that the parameter `values_of` has in the tests that
+    run.
+    """
+
+    @pytest.fixture(scope="module")
+    def all_told(request, tmp_path_factory):
+        out = tmp_path_factory.mktemp(worker)
+        values = cases_that_run(request, values_of) if values_of else []
+        on_ranks(worker, out, *values, ranks=ranks, seconds=seconds)
+        return told(out, ranks) if ranks > 1 else told(out, ranks)[0]
+
+    return all_told
+
+
+def on_ranks(program, *arguments, ranks=2, seconds=240):
+    """Run `program` once a rank: the path of a script, or the name of a worker; what each has printed.
+
+    A worker is a module beside this file. What its `main(out, *arguments)` returns, `told(out)` reads.
 
     Raises AssertionError with the output of one that fails.
     """
@@ -34,23 +55,28 @@ def on_ranks(script, *arguments, ranks=2, seconds=240):
         logs = [files.enter_context(tempfile.NamedTemporaryFile("w+")) for _ in range(ranks)]
         for rank, log in enumerate(logs):
             environment = {**os.environ, **shared, **ALONE, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(start(be_rank, script, [*map(str, arguments)], environment, log.name))
+            children.append(start(be_rank, program, [*map(str, arguments)], environment, log.name))
         outputs = wait(children, logs, time.monotonic() + seconds)
     for rank, (child, output) in enumerate(zip(children, outputs, strict=True)):
         assert child.exitcode == 0, f"rank {rank} ended with {child.exitcode}:\n{output[-6000:]}"
     return outputs
 
 
-def be_rank(script, arguments, environment, log):
-    """Be what `python script arguments` would be, with its output in the file `log`; but plans depend on no time."""
+def be_rank(program, arguments, environment, log):
+    """Be what `python program arguments` would be, with its output in the file `log`; but plans depend on no time."""
     become(log, log, environment)
     gc.freeze()  # DeepSpeed collects now and then, and what all ranks have imported is no part of that
-    sys.argv = [script, *arguments]
     sys.path.insert(0, str(HERE))
     patch = pytest.MonkeyPatch()  # for as long as the process runs
     quicken_solver(patch)
     make_times_equal(patch)
-    runpy.run_path(str(HERE / script), run_name="__main__")
+    if isinstance(program, Path):
+        sys.argv = [str(program), *arguments]
+        runpy.run_path(str(program), run_name="__main__")
+    else:
+        out, *arguments = arguments
+        results = importlib.import_module(program).main(Path(out), *arguments)
+        Path(out, f"rank{environment['RANK']}.json").write_text(json.dumps(results))
 
 
 def by_launcher(module, *arguments, folder=HERE, seconds=240):
@@ -72,7 +98,7 @@ def be_launcher(module, arguments, environment, folder, log):
 
 
 def told(folder, ranks=2):
-    """What the ranks have written to rank0.json, rank1.json and so on in `folder`."""
+    """What the ranks have told, which is in rank0.json, rank1.json and so on in `folder`."""
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 

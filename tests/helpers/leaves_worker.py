@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
 
 import deepspeed
 import torch
@@ -102,10 +99,4 @@ def train(use, section):
 
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {use: {"plain": train(use, None), "adacc": train(use, SECTION)} for use in USES}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return {use: {"plain": train(use, None), "adacc": train(use, SECTION)} for use in USES}

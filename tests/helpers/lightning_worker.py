@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-
 import deepspeed
 import families
 import lightning.pytorch as lightning
@@ -93,7 +89,7 @@ def train(out, stage, served, epochs, resumed=None):
     tokens = torch.randint(0, 50, (2 * BATCHES, LENGTH), generator=torch.Generator().manual_seed(2))
     model, loader = Language(), torch.utils.data.DataLoader(tokens, batch_size=2)
     trainer.fit(model, loader, loader, ckpt_path=resumed)
-    saved = os.path.join(out, f"zero{stage}-{served}-{epochs}.ckpt")
+    saved = str(out / f"zero{stage}-{served}-{epochs}.ckpt")
     trainer.save_checkpoint(saved)
     plan = trainer.strategy.model.adacc.runtime.controller.plan if served else None
     replays = sum(map(len, replayed(plan))) if plan else 0
@@ -101,15 +97,11 @@ def train(out, stage, served, epochs, resumed=None):
 
 
 def main(out, *stages):
+    """By stage, without and with ds_adacc: a whole run, its first half, and the other half, resumed from that."""
     results = {}
     for stage in map(int, stages):
         results[stage] = []
         for served in (False, True):
             whole, begun = train(out, stage, served, 2), train(out, stage, served, 1)
             results[stage].append([whole, begun, train(out, stage, served, 2, begun["saved"])])
-    with open(os.path.join(out, "rank0.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return results

@@ -80,9 +80,12 @@ def offloading(recording, policy):
     return planner.Policy(tuple(stores))
 
 
-def under(block, recording, policy, codecs=None, prefetcher=None):
-    """A function that calls the block under `policy` (`codecs` by value), and the list of its `Call`s."""
-    bound = bind(recording, policy, codecs or {}, prefetcher)
+def under(block, recording, policy=None, codecs=None, prefetcher=None):
+    """A function that calls the block under `policy` (`codecs` by value), and the list of its `Call`s.
+
+    Without a policy, all is recomputed that may be.
+    """
+    bound = bind(recording, policy or planner.recompute_policy(profile_of(recording)), codecs or {}, prefetcher)
     calls = []
 
     def run(*args, **kwargs):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
-import os
 import sys
 
 import deepspeed
@@ -235,7 +233,7 @@ def plain(kinds, stage, lengths):
 
 
 def case(out, kinds, stage, lengths, budget, options):
-    folder = os.path.join(out, "checkpoint")
+    folder = out / "checkpoint"
     return {
         "plain": plain(tuple(kinds), stage, lengths),
         "ours": train(kinds, stage, lengths, section(budget, kinds), folder=folder, **options),
@@ -244,10 +242,4 @@ def case(out, kinds, stage, lengths, budget, options):
 
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {name: case(out, *each) for name, each in CASES.items()}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return {name: case(out, *each) for name, each in CASES.items()}

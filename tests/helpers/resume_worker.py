@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import logging
-import os
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import deepspeed
 import torch
+import torch.distributed as dist
+from heard import heard
 from zero_cases import Case, ds_config
 from zero_models import Model
 
@@ -29,13 +26,11 @@ SPIKE_AT, STEPS = 6, 11
 
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    out, rank = Path(out), int(os.environ["RANK"])
-    results = {
+    return {
         "0 nearest": interrupted(out / "zero0", 0, "nearest", saves=(1, 5), resumed=(1,), monitor=monitors(out)),
         "3 stochastic": interrupted(out / "zero3", 3, "stochastic", saves=(3,), resumed=(3,)),
+        "damaged": on_one_rank_only(out / "zero0"),
     }
-    results["damaged"] = on_one_rank_only(out / "zero0", rank)
-    (out / f"rank{rank}.json").write_text(json.dumps(results))
 
 
 def interrupted(folder, stage, rounding, saves, resumed, monitor=None):
@@ -57,26 +52,17 @@ def from_checkpoint(engine, folder, step):
     return {**seen, "measured": engine.adacc.runtime.profiler.measured - measured, "client_state": state["mine"]}
 
 
-def on_one_rank_only(folder, rank):
+def on_one_rank_only(folder):
     """What is said, and left of the plan in force, where the second rank's file is damaged."""
-    if rank == 1:
+    if dist.get_rank() == 1:
         (folder / "after1" / "adacc_rank_00001.pt").write_bytes(b"PK half a file")
-    torch.distributed.barrier()
-    engine, heard = engine_of(0, "nearest"), Heard()
+    dist.barrier()
+    engine = engine_of(0, "nearest")
     engine.load_checkpoint(folder, tag="after5")
     before = engine.adacc.runtime.controller.plan is not None
-    logging.getLogger("ds_adacc").addHandler(heard)
+    lines = heard()
     engine.load_checkpoint(folder, tag="after1")
-    return {"said": heard.lines, "planned": [before, engine.adacc.runtime.controller.plan is not None]}
-
-
-class Heard(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
+    return {"said": lines, "planned": [before, engine.adacc.runtime.controller.plan is not None]}
 
 
 def engine_of(stage, rounding, monitor=None):
@@ -141,7 +127,3 @@ def channels(runtime):
         {index: (order[:4].tolist(), int(count)) for index, (order, count) in sorted(variant.outliers.items())}
         for _, variant in runtime.blocks.variants()
     ]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
 
 import deepspeed
 import families
@@ -15,6 +13,7 @@ from held import watch_held
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
+from zero_cases import trainer_config
 
 from ds_adacc.huggingface import AdaccCallback
 
@@ -34,12 +33,12 @@ def tokenizer():
 def texts(out):
     """Random texts of any length, read from a file."""
     lot = random.Random(0)
-    file = os.path.join(out, "texts.jsonl")
+    file = str(out / "texts.jsonl")
     with open(file, "w") as lines:
         for _ in range(2 * STEPS * BATCH):
             text = " ".join(lot.choices(WORDS, k=lot.randrange(4, LONGEST)))
             lines.write(json.dumps({"text": text}) + "\n")
-    return load_dataset("json", data_files=file, split="train", cache_dir=os.path.join(out, "cache"))
+    return load_dataset("json", data_files=file, split="train", cache_dir=str(out / "cache"))
 
 
 class Telling(SFTTrainer):
@@ -60,15 +59,9 @@ class Telling(SFTTrainer):
 def train(out, served):
     """The steps of an SFTTrainer under ZeRO-2, plain or with the callback, a section and gradient checkpointing."""
     AcceleratorState._reset_state(reset_partial_state=True)
-    config = {
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
-        "zero_optimization": {"stage": 2},
-    }
     arguments = SFTConfig(
-        out,
-        deepspeed=config | ({"adacc": SECTION} if served else {}),
+        str(out),
+        deepspeed=trainer_config(2, SECTION if served else None),
         max_steps=STEPS,
         per_device_train_batch_size=BATCH,
         gradient_checkpointing=served,
@@ -88,12 +81,5 @@ def train(out, served):
 
 
 def main(out):
-    results = [train(out, served) for served in (False, True)]
-    with open(os.path.join(out, "rank0.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    import trl_worker  # datasets pickles what it maps; classes that no import finds, with all that they refer to
-
-    trl_worker.main(sys.argv[1])
+    """The steps without ds_adacc, and those with it."""
+    return [train(out, served) for served in (False, True)]

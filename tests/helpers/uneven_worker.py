@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import sys
 import time
 from dataclasses import asdict
 
@@ -61,10 +58,4 @@ def told(engine):
 
 def main(out):
     deepspeed.init_distributed(dist_backend="gloo")
-    results = {name: train(section) for name, section in SECTIONS.items()}
-    with open(os.path.join(out, f"rank{os.environ['RANK']}.json"), "w") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    return {name: train(section) for name, section in SECTIONS.items()}

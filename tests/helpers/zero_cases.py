@@ -88,3 +88,14 @@ def ds_config(case: Case, section: dict | None) -> dict:
         safe = ["torch.nn.Linear"]
         config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": safe}
     return config | ({"adacc": section} if section else {})
+
+
+def trainer_config(stage: int, section: dict | None) -> dict:
+    """The config of Hugging Face's Trainer, which puts its own arguments in the place of "auto"."""
+    config = {
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}},
+        "zero_optimization": {"stage": stage},
+    }
+    return config | ({"adacc": section} if section else {})

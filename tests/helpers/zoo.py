@@ -317,3 +317,22 @@ def assert_same_bits(expected, actual):
     assert expected[1].keys() == actual[1].keys()
     for name, gradient in expected[1].items():
         assert torch.equal(gradient, actual[1][name]), name
+
+
+def assert_exact(block, args, kwargs, run, seed=3):
+    """One step of `run` has the loss and the gradients of the plain block, to the bit."""
+    plain = gradients(block, args, kwargs, seed=seed)
+    assert_same_bits(plain, gradients(block, args, kwargs, run, seed))
+
+
+def assert_same(expected, actual):
+    """Two tensors, or tuples and lists of whatever, are the same: types, numbers of items, bits of tensors."""
+    assert type(expected) is type(actual)
+    if isinstance(expected, tuple | list):
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(expected, actual)
+        assert (expected.dtype, expected.requires_grad) == (actual.dtype, actual.requires_grad)
+    else:
+        assert expected == actual

@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+import zoo
 
 from ds_adacc import checkpointing, planner
 from ds_adacc.config import load
@@ -38,7 +39,7 @@ class Peer:
         """
         expected = seeded(case, plain)
         for actual in self.runs(case):
-            assert_same(expected, actual)
+            zoo.assert_same(expected, actual)
         assert not quiet or (self.runtime.recordings and not self.warnings)
 
     def runs(self, case):
@@ -79,18 +80,6 @@ def copied(tree):
     if isinstance(tree, tuple | list):
         return tuple(copied(item) for item in tree)
     return copy.copy(tree)
-
-
-def assert_same(expected, actual):
-    assert type(expected) is type(actual)
-    if isinstance(expected, tuple):
-        assert len(expected) == len(actual)
-        for one, other in zip(expected, actual, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, torch.Tensor):
-        assert expected.dtype == actual.dtype and torch.equal(expected, actual)
-    else:
-        assert expected == actual
 
 
 @pytest.fixture(params=["replayed", "planned"])

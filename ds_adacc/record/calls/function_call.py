@@ -11,7 +11,7 @@ import torch
 from ds_adacc.program.arguments import tensors_in
 from ds_adacc.program.compiled_backward import OF_INDUCTOR, fingerprint
 from ds_adacc.program.function_operator import FunctionOperator, autocast_now, place_of
-from ds_adacc.program.geometry import Geometry, storage_of
+from ds_adacc.program.geometry import are_one_view, storage_of
 from ds_adacc.program.graphs import RUN_AS_CUDA_GRAPH, extended, extents, is_graph, run_in_cuda_graphs, written_by
 from ds_adacc.program.known_functions import is_attention
 from ds_adacc.program.refusals import COLLECTIVE, CONJUGATE, OPAQUE, refusal_of
@@ -148,10 +148,8 @@ def _overwritten(func: Any, given: tuple[Any, Any]) -> list[torch.Tensor]:
     packet = getattr(func, "overloadpacket", None)
     if packet is torch.ops.aten.set_:  # it gives a tensor other memory, and leaves all memory as it is
         return []
-    if packet is torch.ops.aten.copy_:
-        to, source, *_ = given[0]
-        if storage_of(to) == storage_of(source) and Geometry.of(to, 0) == Geometry.of(source, 0):  # onto itself
-            return []
+    if packet is torch.ops.aten.copy_ and are_one_view(*given[0][:2]):
+        return []
     return written_tensors(func, given)
 
 

@@ -91,7 +91,7 @@ def test_training_under_a_plan(model, section):
     (policies,) = runtime.controller.plan.policies.values()
     if section["codecs"] == "none":
         assert any(replayed(runtime.controller.plan))
-        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+        zoo.assert_same(found, exact)
     else:
         assert {policy.stores[index] for policy in policies for index in projections} == {"token"}
         assert all((one - other).norm() < 0.5 * other.norm() for one, other in zip(found, exact, strict=True))
@@ -179,7 +179,7 @@ def test_a_compiled_block_is_one_graph_that_serves_every_epoch(llama):
         compact.draw(epoch)
         exact = [gradient.clone() for gradient in gradients(block, block, x() + epoch)]
         found = gradients(block, compiled, x() + epoch)
-        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+        zoo.assert_same(found, exact)
     forward, _ = graphs
     projections = [node for node in forward.graph.nodes if node.target is torch.ops.ds_adacc.project.default]
     assert len(projections) == 4  # of q, k and v; o; gate and up; down
@@ -207,5 +207,5 @@ def test_compiled_blocks_are_recomputed():
         found = gradients(model, lambda given: model[1](model[0](given)), x())
         runtime.controller.end_backward()
         runtime.controller.end_step()
-        assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+        zoo.assert_same(found, exact)
     assert any(replayed(runtime.controller.plan))

@@ -36,17 +36,16 @@ def test_same_signature_as_deepspeed():
 
 
 @pytest.mark.parametrize("config", [{}, {"adacc": {"enabled": False}}])
-def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config):
+def test_without_a_section_it_is_deepspeed(monkeypatch, caplog, config, afresh):
     given, model = {}, Translator()
     theirs = Engine(model), None, None, None
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda **arguments: given.update(arguments) or theirs)
     assert ds_adacc.initialize(model=model, config=config) is theirs
     assert given["model"] is model and given["config"] is config
     assert not any("forward" in module.__dict__ for module in model.modules())
-    checkpointing.registry.reset()
     off = 'the "adacc" section of ds_config says "enabled": false'
     why = off if config else 'ds_config has no "adacc" section'
-    assert [record.getMessage() for record in caplog.records] == [f"{why}: ds_adacc does nothing"]
+    assert caplog.messages == [f"{why}: ds_adacc does nothing"]
 
 
 def test_keys_without_a_section_are_named(monkeypatch, caplog):
@@ -59,14 +58,13 @@ def test_keys_without_a_section_are_named(monkeypatch, caplog):
     )
 
 
-def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog):
+def test_where_the_section_is_that_turns_it_off_is_said(monkeypatch, caplog, afresh):
     monkeypatch.setenv("ADACC_CONFIG", '{"enabled": false}')
     monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
     existing = Engine(Translator())
     existing.config = {}
     assert ds_adacc.attach(existing) is None
-    checkpointing.registry.reset()
-    told = [record.getMessage() for record in caplog.records]
+    told = caplog.messages
     assert told == ['the "adacc" section from ADACC_CONFIG says "enabled": false: ds_adacc does nothing']
 
 
@@ -80,23 +78,19 @@ def test_options_of_deepspeed_s_section_that_have_no_effect_are_told(monkeypatch
     monkeypatch.setattr(engine, "serve", lambda *_: None)
     with caplog.at_level("INFO", logger="ds_adacc"):
         ds_adacc.attach(existing) if is_attached else ds_adacc.initialize(model=model, config=existing.config)
-    (line,) = [record.getMessage() for record in caplog.records]
+    (line,) = caplog.messages
     assert " hold: cpu_checkpointing. In place of cpu_checkpointing, have " in line
 
 
-def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch):
+def test_a_disabled_section_turns_checkpointing_off_unless_it_was_set_up(monkeypatch, afresh):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     x = torch.ones(2, requires_grad=True)
-    checkpointing.registry.reset()
-    try:
-        ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
-        assert checkpointing.checkpoint(nn.Identity(), x) is x
-        assert checkpointing.registry.runtime is None
-        checkpointing.configure(None, {"adacc": {"codecs": "none"}})
-        ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
-        assert checkpointing.registry.runtime is not None
-    finally:
-        checkpointing.registry.reset()
+    ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
+    assert checkpointing.checkpoint(nn.Identity(), x) is x
+    assert checkpointing.registry.runtime is None
+    checkpointing.configure(None, {"adacc": {"codecs": "none"}})
+    ds_adacc.initialize(model=Translator(), config={"adacc": {"enabled": False}})
+    assert checkpointing.registry.runtime is not None
 
 
 def summary(model, wanted):
@@ -169,7 +163,7 @@ def test_the_table_says_what_was_planned_and_observed(caplog):
     adacc = adacc_for(model)
     with caplog.at_level("INFO", logger="ds_adacc"):
         train(adacc, model, (9, 9, 9))
-    (table,) = [record.getMessage() for record in caplog.records if "plan (first step" in record.getMessage()]
+    (table,) = [line for line in caplog.messages if "plan (first step" in line]
     plan = adacc.runtime.controller.plan
     assert adacc.observed_held_bytes == adacc.planned_held_bytes == plan.groups[0].solution.held[0]
     for word in ("3 calls held at once", "recompute", "drop mask", "peak: planned", "observed", "solved in"):
@@ -196,7 +190,7 @@ def test_one_warning_when_no_block_was_run(caplog):
         for _ in range(3):
             model(torch.randn(2, 4)).sum().backward()
             adacc.end_step()
-    assert len([r for r in caplog.records if "matched no block" in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "matched no block" in line]) == 1
 
 
 def test_a_program_that_never_steps_is_told_so_once(caplog):

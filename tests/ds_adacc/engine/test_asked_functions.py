@@ -2,7 +2,7 @@
 
 import pytest
 from asked_worker import FORMS, LAYERS, STEPS, WITHOUT_ENGINE
-from launch import on_ranks, told
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 BY_TORCH = (
@@ -11,11 +11,7 @@ BY_TORCH = (
 )
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("asked")
-    on_ranks("asked_worker.py", out)
-    return told(out)
+ranks = told_by("asked_worker")
 
 
 @pytest.mark.parametrize("form", [*FORMS, WITHOUT_ENGINE])

@@ -17,7 +17,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     out, run = tmp_path_factory.mktemp("adopt"), cases_that_run(request, "case")
-    outputs = on_ranks("adopt_worker.py", out, *run)
+    outputs = on_ranks("adopt_worker", out, *run)
     taken = [line for line in outputs[0].splitlines() if "gradient checkpointing is turned off" in line]
     assert len(taken) == sum(case.startswith("trainer") for case in run)
     return told(out)

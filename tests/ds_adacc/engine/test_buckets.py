@@ -1,20 +1,19 @@
 """DeepSpeed's buckets are not the blocks' memory, though it takes them while a block's backward runs."""
 
-import json
-
 import pytest
 from bucket_worker import HEADS, STAGES
 from cases import parameters_that_run
-from launch import on_ranks
+from launch import on_ranks, told
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
 def results(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("buckets") / "results.json"
-    on_ranks("bucket_worker.py", out, *map(name_of, parameters_that_run(request)), ranks=1, seconds=580)
-    return json.loads(out.read_text())
+    out = tmp_path_factory.mktemp("buckets")
+    on_ranks("bucket_worker", out, *map(name_of, parameters_that_run(request)), ranks=1, seconds=580)
+    (results,) = told(out, ranks=1)
+    return results
 
 
 def name_of(case):

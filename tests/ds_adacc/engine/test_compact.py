@@ -5,10 +5,10 @@ import math
 import deepspeed
 import pytest
 import torch
-from cases import cases_that_run, further
+from cases import further
 from compact_worker import EXACT, FROZEN, RANK, RESUMED, ROUNDED, SAVED_AFTER, STEPS, label, new_model
 from deepspeed.pipe import PipelineModule
-from launch import on_ranks, told
+from launch import told_by
 
 import ds_adacc
 from ds_adacc.config import ConfigError
@@ -26,16 +26,7 @@ def stage_of(name):
     return int(name.split()[0])
 
 
-@pytest.fixture(scope="module")
-def out(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("compact")
-    on_ranks("compact_worker.py", out, *cases_that_run(request, "name"), seconds=380)
-    return out
-
-
-@pytest.fixture(scope="module")
-def ranks(out):
-    return told(out)
+ranks = told_by("compact_worker", values_of="name", seconds=380)
 
 
 @by_name(EXACT)

@@ -1,16 +1,12 @@
 """Functions and operators of DeepSpeed's own, on two ranks: replayed or refused, and gradients as without."""
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("functions")
-    on_ranks("functions_worker.py", out)
-    return told(out)
+ranks = told_by("functions_worker")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """How a backward comes: by the engine, by the loss itself, or only after a step of the optimizer."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from backward_worker import STEPS
-from cases import cases_that_run, further
-from launch import on_ranks
+from cases import further
+from launch import told_by
 
 from ds_adacc.engine.engine_methods import patch_optimizer, restore_optimizer
 
@@ -16,11 +15,7 @@ by_stage = pytest.mark.parametrize("stage", ["1", further("2"), "3"])
 CHANGED = "has been changed by a step of the optimizer since the block's forward: call backward"
 
 
-@pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("backward") / "results.json"
-    on_ranks("backward_worker.py", out, *cases_that_run(request, "stage"), ranks=1)
-    return json.loads(out.read_text())
+results = told_by("backward_worker", values_of="stage", ranks=1)
 
 
 @by_stage

@@ -10,7 +10,6 @@ from fake_engine import Engine
 from torch import nn
 
 import ds_adacc
-from ds_adacc import checkpointing
 from ds_adacc.engine import api as engine
 from ds_adacc.engine import serving
 from ds_adacc.runtime.wrap import is_wrapped, runs
@@ -56,12 +55,10 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def initialize(monkeypatch):
+def initialize(monkeypatch, afresh):
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Hybrid(model), None, None, None))
     monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
-    checkpointing.registry.reset()
-    yield lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
-    checkpointing.registry.reset()
+    return lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
 
 
 def test_blocks_are_served_again_after_generation(initialize):

@@ -1,10 +1,8 @@
 """A rank that is killed ends the run, and the next run goes on from the checkpoint as if nothing had happened."""
 
-import json
-
 import pytest
 from killed_worker import SAVED, STEPS
-from launch import HERE, by_launcher, on_ranks
+from launch import HERE, by_launcher, on_ranks, told
 from processes import free_port
 
 SECONDS = 120  # DeepSpeed's launcher looks at its ranks every second; the rest is imports
@@ -25,9 +23,8 @@ def test_a_killed_rank_ends_the_run_and_the_next_one_goes_on(tmp_path):
     assert code != 0
     assert (tmp_path / "latest").read_text() == f"global_step{SAVED}", output[-3000:]
     assert "return code = -9" in output
-    on_ranks("killed_worker.py", "resumed", tmp_path)
-    for rank in (0, 1):
-        seen = json.loads((tmp_path / f"rank{rank}.json").read_text())
+    on_ranks(HERE / "killed_worker.py", "resumed", tmp_path)
+    for seen in told(tmp_path):
         assert len(seen["whole"]) == STEPS
         assert seen["resumed"] == seen["whole"][SAVED:]
         assert seen["replays"]

@@ -1,20 +1,14 @@
 """Lightning's Trainer with DeepSpeedStrategy, and a callback that attaches ds_adacc."""
 
 import pytest
-from cases import cases_that_run, further
-from launch import on_ranks, told
+from cases import further
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 by_stage = pytest.mark.parametrize("stage", [further("2"), "3"])
 
 
-@pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
-    """By ZeRO stage, without and with ds_adacc: a whole run, its first half, and the other half, resumed from that."""
-    out = tmp_path_factory.mktemp("lightning")
-    on_ranks("lightning_worker.py", out, *cases_that_run(request, "stage"), ranks=1)
-    (runs,) = told(out, ranks=1)
-    return runs
+runs = told_by("lightning_worker", values_of="stage", ranks=1)
 
 
 @by_stage

@@ -1,17 +1,13 @@
 """Two tensor-parallel ranks: collectives are never replayed, and a held block input is shared out among the ranks."""
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 from parallel_worker import LAYERS, ROWS, STEPS, WIDTH
 
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("parallel")
-    on_ranks("parallel_worker.py", out)
-    return told(out)
+ranks = told_by("parallel_worker")
 
 
 @pytest.mark.parametrize("style", ["megatron", "functional", "all_to_all", "zeros"])

@@ -22,7 +22,7 @@ NAMES = ("checkpoint", "non_reentrant_checkpoint")
 
 
 @pytest.fixture(autouse=True)
-def configured(monkeypatch):
+def configured(monkeypatch, afresh):
     """What DeepSpeed's `configure` was given. Its functions want a process group: torch's own stands for them."""
     given = []
 
@@ -35,10 +35,8 @@ def configured(monkeypatch):
         monkeypatch.setattr(patching, name, own)
     for name in ("_CONFIGURE", "_PARTITION"):
         monkeypatch.setattr(patching, name, lambda *args, **kwargs: given.append((args, kwargs)))
-    checkpointing.registry.reset()
     patch_checkpointing()
-    yield given
-    checkpointing.registry.reset()
+    return given
 
 
 def served(model):
@@ -77,7 +75,7 @@ def test_with_one_its_plan_decides_and_the_gradients_are_the_same(block, name):
     plain, _ = given_to(name, block)
     runtime = served(block)
     found, forwards = given_to(name, block)
-    assert all(map(torch.equal, found, plain))
+    zoo.assert_same(found, plain)
     assert (forwards, runtime.recordings) == (1, 1)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import zoo
 from deepspeed.pipe import LayerSpec
-from launch import on_ranks, told
+from launch import told_by
 from pipeline_worker import LATER, LAYERS, STEPS
 
 from ds_adacc.engine.pipeline import layer_classes
@@ -22,11 +22,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("pipeline")
-    on_ranks("pipeline_worker.py", out)
-    return told(out)
+ranks = told_by("pipeline_worker")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,7 @@
 """Ranks with unlike sections get an error that names what differs: they would plan at unlike steps, and hang."""
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 ADVICE = ". Both ranks need the same section. If ADACC_CONFIG gives it, set that on every machine"
@@ -9,11 +9,7 @@ BUDGET = "adacc.memory_budget = 0.5 on rank 0, and 0.4 on rank 1" + ADVICE
 MISSING = "adacc: rank 0 has this section; rank 1 has none, or one that is disabled" + ADVICE
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("sections")
-    on_ranks("sections_worker.py", out, seconds=120)
-    return told(out)
+ranks = told_by("sections_worker", seconds=120)
 
 
 def test_unlike_sections_are_an_error_on_every_rank(ranks):

@@ -3,18 +3,14 @@
 from itertools import pairwise
 
 import pytest
-from cases import cases_that_run, further
-from launch import on_ranks, told
+from cases import further
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 by_stage = pytest.mark.parametrize("stage", [further("1"), "3"])
 
 
-@pytest.fixture(scope="module")
-def ranks(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("lengths")
-    on_ranks("lengths_worker.py", out, *cases_that_run(request, "stage"))
-    return told(out)
+ranks = told_by("lengths_worker", values_of="stage")
 
 
 def of(step, *names):

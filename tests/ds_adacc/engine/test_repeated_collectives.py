@@ -1,17 +1,13 @@
 """Blocks that read data and call collectives, on two ranks: a second forward calls them again, on all ranks or none."""
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 LAYERS = [f"layers.{number} (Experts)" for number in range(4)]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("repeated")
-    on_ranks("repeated_worker.py", out)
-    return told(out)
+ranks = told_by("repeated_worker")
 
 
 def ours(ranks, name):

@@ -28,7 +28,7 @@ SECTION = {"memory_budget": 0.8, "codecs": "none", "solver": {"max_seconds": 30.
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("resume")
-    on_ranks("resume_worker.py", out)
+    on_ranks("resume_worker", out)
     return out
 
 
@@ -157,7 +157,7 @@ def resumed(saved, caplog, engine, **options):
     caplog.clear()
     with caplog.at_level("INFO", logger="ds_adacc"):
         engine.load_checkpoint(saved.folder, "global_step3", **options)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 def test_a_run_without_a_plan_goes_on_with_that_of_the_checkpoint(saved, caplog):

@@ -21,14 +21,12 @@ OFF = {"adacc": {"enabled": False}}
 
 
 @pytest.fixture
-def initialize(monkeypatch):
+def initialize(monkeypatch, afresh):
     """`ds_adacc.initialize` with engines that cannot step."""
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     monkeypatch.setattr(engine, "DeepSpeedEngine", Engine)
     monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
-    checkpointing.registry.reset()
-    yield lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
-    checkpointing.registry.reset()
+    return lambda model, config: ds_adacc.initialize(model=model, config=config)[0]
 
 
 def wrapped(model):

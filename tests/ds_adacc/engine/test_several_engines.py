@@ -8,7 +8,6 @@ from torch import nn
 from translator import Translator
 
 import ds_adacc
-from ds_adacc import checkpointing
 from ds_adacc.engine import api as engine
 from ds_adacc.engine import serving
 from ds_adacc.report.journal import latest, read
@@ -19,13 +18,11 @@ class Other(Translator):
 
 
 @pytest.fixture
-def initialize(monkeypatch):
+def initialize(monkeypatch, afresh):
     """`ds_adacc.initialize` with engines that cannot step."""
     monkeypatch.setattr(engine, "deepspeed_initialize", lambda model, **_: (Engine(model), None, None, None))
     monkeypatch.setattr(serving, "patch_engine", lambda *_: None)
-    checkpointing.registry.reset()
-    yield lambda model: ds_adacc.initialize(model=model, config={"adacc": {}})[0]
-    checkpointing.registry.reset()
+    return lambda model: ds_adacc.initialize(model=model, config={"adacc": {}})[0]
 
 
 def told(caplog, engine):

@@ -3,19 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[trl]'")
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The steps without ds_adacc, and those with it, of the only rank."""
-    out = tmp_path_factory.mktemp("trl")
-    on_ranks("trl_worker.py", out, ranks=1)
-    (steps,) = told(out, ranks=1)
-    return steps
+run = told_by("trl_worker", ranks=1)
 
 
 def test_losses_are_bit_identical_at_every_step(run):

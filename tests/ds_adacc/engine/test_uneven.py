@@ -3,16 +3,12 @@
 import math
 
 import pytest
-from launch import on_ranks, told
+from launch import told_by
 
 pytestmark = pytest.mark.ranks
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("uneven")
-    on_ranks("uneven_worker.py", out)
-    return told(out)
+ranks = told_by("uneven_worker")
 
 
 def test_losses_are_bit_identical_without_codecs_and_finite_with(ranks):

@@ -21,7 +21,7 @@ by_name = pytest.mark.parametrize("case", parameters(CASES))
 @pytest.fixture(scope="module")
 def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("zero")
-    on_ranks("zero_worker.py", out, *(case.name for case in cases_that_run(request, "case")), seconds=580)
+    on_ranks("zero_worker", out, *(case.name for case in cases_that_run(request, "case")), seconds=580)
     return told(out)
 
 

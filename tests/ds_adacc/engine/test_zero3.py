@@ -4,7 +4,7 @@ import deepspeed
 import pytest
 import torch
 import zoo
-from launch import on_ranks, told
+from launch import told_by
 from leaves_worker import STEPS, USES, Mixture
 from torch import nn
 
@@ -82,11 +82,7 @@ def test_a_graph_compiled_around_the_block_breaks_there():
     assert block.given[0].requires_grad and len(block.given) == 1
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    out = tmp_path_factory.mktemp("leaves")
-    on_ranks("leaves_worker.py", out)
-    return told(out)
+ranks = told_by("leaves_worker")
 
 
 @pytest.mark.ranks

@@ -104,7 +104,7 @@ def test_gradient_checkpointing_enabled_later_is_taken_over_too(no_warnings, mon
             zoo.assert_same_bits(plain[seed], instruction(model, inputs, seed))
             model.gradient_checkpointing_disable()
     model.gradient_checkpointing_enable()
-    assert len([r for r in caplog.records if "gradient checkpointing is turned off" in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "gradient checkpointing is turned off" in line]) == 1
     assert adacc.runtime.recordings == len(blocks)
     twin = copy.deepcopy(model)
     assert twin.gradient_checkpointing_enable.__self__ is twin
@@ -152,7 +152,7 @@ def test_gradient_checkpointing_of_diffusers_is_taken_over_whenever_it_is_enable
     for _ in range(2):
         model.enable_gradient_checkpointing()
         model(torch.randn(2, 3, zoo.WIDTH))
-    assert len([r for r in caplog.records if "gradient checkpointing is turned off" in r.getMessage()]) == 1
+    assert len([line for line in caplog.messages if "gradient checkpointing is turned off" in line]) == 1
 
 
 def test_a_function_of_the_models_asks_for_the_layers_that_it_is_given(no_warnings):

@@ -185,7 +185,7 @@ def test_repeated_partial_and_retained_backward(transfer):
     recording = record(block, args, kwargs)
     expected = zoo.repeated_gradients(block, args, kwargs)
     run, _ = under(block, recording, everything(recording), prefetcher=Prefetcher(transfer))
-    assert all(map(torch.equal, expected, zoo.repeated_gradients(block, args, kwargs, run)))
+    zoo.assert_same(expected, zoo.repeated_gradients(block, args, kwargs, run))
 
 
 def test_between_forward_and_backward_the_device_holds_nothing_of_it(transfer, uncollected):

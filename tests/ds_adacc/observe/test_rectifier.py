@@ -245,7 +245,7 @@ def test_a_budget_that_no_longer_fits_keeps_the_policy(monkeypatch):
 @pytest.mark.ranks
 def test_both_ranks_change_in_the_same_step(tmp_path):
     """Outliers appear on one rank alone; both change their plan, to the same one, in the same step."""
-    on_ranks("rectifier_worker.py", tmp_path)
+    on_ranks("rectifier_worker", tmp_path)
     first, second = told(tmp_path)
     assert first["steps_of_decisions"] == second["steps_of_decisions"]
     assert len(first["steps_of_decisions"]) == 2

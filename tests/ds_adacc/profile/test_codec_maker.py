@@ -60,7 +60,7 @@ def test_a_cuda_device_without_cupy_is_told_of_once(caplog, monkeypatch):
     with caplog.at_level("WARNING", logger="ds_adacc"):
         made = [codecs.make("group", CUDA, None) for _ in range(3)]
     assert all(type(codec) is reference.GroupCodec for codec in made)
-    (warning,) = [record.getMessage() for record in caplog.records]
+    (warning,) = caplog.messages
     assert "cuda:0" in warning and "pip install 'ds-adacc[cuda13]'" in warning
 
 

@@ -113,7 +113,7 @@ def test_a_damaged_cache_is_begun_anew_with_a_warning_and_the_run_goes_on(path, 
     caplog.clear()
     with caplog.at_level("WARNING", logger="ds_adacc"):
         assert train(path).profiler.measured == 1
-    (warning,) = [record.getMessage() for record in caplog.records]
+    (warning,) = caplog.messages
     assert warning == (
         "a profile in the cache is damaged (profile: Invalid JSON: expected ident at line 1 column 2): its block is "
         f"measured again, and {file_in(path)} is then replaced"

@@ -9,10 +9,10 @@ import torch
 import zoo
 from functions import Block, Plain, batch, check, function_of
 from opaque import array
-from recorded import profile_of, record, under
+from recorded import record, under
 from torch import nn
 
-from ds_adacc import planner, register_function
+from ds_adacc import register_function
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.program.known_functions import aten_counterpart
 from ds_adacc.program.registration import computes_only
@@ -202,8 +202,7 @@ def test_a_function_is_refused(function, reason):
 def test_state_is_changed_as_often_as_the_function_is_called():
     counter[0] = 0
     block, x = Block(WithState), batch()
-    recording = record(block, (x,), {})
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, record(block, (x,), {}))
     run(x).sum().backward()
     assert counter[0] == 2
 
@@ -246,7 +245,7 @@ def test_bytes_in_attributes_are_told():
 def test_a_number_that_changes_between_forward_and_backward_is_an_error(monkeypatch):
     block, x = Block(Scaled), batch()
     recording = check(block, x)
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     output = run(x)
     monkeypatch.setattr(f"{__name__}.factor", 3.0)
     with pytest.raises(RuntimeError, match=rf"Scaled cannot be replayed: {__name__}\.factor"):
@@ -502,5 +501,5 @@ def test_a_number_that_a_function_reads_may_decide_what_follows():
     assert function_of(recording).refusal == "reads data into Python"
     other = torch.full((4, 8), -0.5, requires_grad=True)
     expected = zoo.gradients(block, (other,), {})
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     zoo.assert_same_bits(expected, zoo.gradients(block, (other,), {}, run))

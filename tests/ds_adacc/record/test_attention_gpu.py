@@ -3,11 +3,9 @@
 import pytest
 import torch
 import zoo
-from recorded import profile_of, record, under
+from recorded import record, under
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from ds_adacc import planner
 
 ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
@@ -44,7 +42,7 @@ def test_no_recording_refuses_attention(device, backend, dropout):
     for _ in range(8):
         recording = record(block, args, {})
         assert {op.short_name: op.refusal for op in recording.ops if op.refusal} == {}
-    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, calls = under(block, recording)
     zoo.gradients(torch.nn.Module(), args, {}, run)
     assert len(recording.segments.replayed(calls[-1].bound.policy.stores)) == len(recording.ops) - 1, (
         "all but sin, whose result backward does not need"
@@ -61,6 +59,6 @@ def test_no_recording_refuses_a_compiled_graph_with_attention(device, backend, d
         for _ in range(8):
             recording = record(compiled, args, {})
             assert [(op.short_name, op.refusal) for op in recording.ops] == [("compiled graph", None)]
-        run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+        run, calls = under(compiled, recording)
         zoo.gradients(torch.nn.Module(), args, {}, run)
     assert recording.segments.replayed(calls[-1].bound.policy.stores) == (0,) and not calls[-1].diverged

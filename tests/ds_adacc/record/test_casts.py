@@ -8,7 +8,6 @@ from recorded import call_of, profile_of, record, under
 from storages import Storages
 from torch import nn
 
-from ds_adacc import planner
 from ds_adacc.config import load
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.capture import capture
@@ -24,10 +23,6 @@ def example(time=5):
 
 def autocast(**more):
     return torch.autocast("cpu", torch.bfloat16, **more)
-
-
-def assert_same(expected, found):
-    assert len(expected) == len(found) and all(map(torch.equal, expected, found))
 
 
 def refusals(recording):
@@ -144,8 +139,8 @@ def test_what_found_casts_is_rebuilt_from_the_parameters(first):
         if first == "plain":
             block(*args)
         recording = record(block, args, {})
-    ours, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    assert_same(run(block), run(ours))
+    ours, _ = under(block, recording)
+    zoo.assert_same(run(block), run(ours))
 
 
 def test_a_cast_from_before_its_parameter_was_changed_is_never_made_again():
@@ -211,7 +206,7 @@ class TwoTowers:
         found = self.step(lengths, self.runtime.checkpoint)
         self.runtime.controller.end_backward()
         self.runtime.controller.end_step()
-        assert_same(exact, found)
+        zoo.assert_same(exact, found)
 
 
 def test_lengths_that_vary_within_a_context_are_predicted():
@@ -268,7 +263,7 @@ def test_a_cast_that_the_program_keeps_is_no_cast_of_autocasts():
     runtime = recomputing()
     torch.manual_seed(0)
     found = run(runtime.checkpoint)
-    assert_same(exact[0], found[0])
+    zoo.assert_same(exact[0], found[0])
     (variant,) = (variant for known in runtime.blocks.all() for variant in known.variants())
     (op,) = (op for op in variant.recording.ops if op.refusal)
     assert op.refusal == "the program keeps what it has made" and op.short_name == CAST

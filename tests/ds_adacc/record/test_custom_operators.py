@@ -9,10 +9,9 @@ import zoo
 from changing import recordings
 from functions import batch, check
 from opaque import array
-from recorded import captured, profile_of, under
+from recorded import captured, under
 from torch import nn
 
-from ds_adacc import planner
 from ds_adacc.program.refusals import COLLECTIVE, OPAQUE
 
 counter = [0]
@@ -68,7 +67,7 @@ def test_what_a_custom_operator_reads_must_not_change_before_backward():
     block, x = Calls(), batch()
     recording = check(block, x)
     assert all(op.replayable for op in recording.ops)
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     output = run(x)
     scales[0] = 3.0
     with pytest.raises(RuntimeError, match=r"scaled cannot be replayed: "):

@@ -103,7 +103,7 @@ def test_a_call_that_has_run_another_graph_keeps_all():
     compiled = torch.compile(block, backend="aot_eager")
     recording = record(compiled, args, {})
     expected = zoo.gradients(compiled, args, {})
-    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+    run, calls = under(compiled, recording)
     torch._dynamo.reset()  # the same code, compiled once more: another graph
     output = run(*args)
     assert graphs_behind(output, 0) and graphs_behind(output, 0) != recording.graphs
@@ -173,9 +173,9 @@ def test_the_state_of_a_generator_is_held_and_never_compared():
     recording = record(fused, args, {})
     (op,) = [op for op in recording.ops if isinstance(op.func, FunctionOperator)]
     assert op.replayable, op.refusal
-    run, _ = under(fused, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(fused, recording)
     before = CompiledFunction.runs
-    zoo.assert_same_bits(zoo.gradients(fused, args, {}), zoo.gradients(fused, args, {}, run))
+    zoo.assert_exact(fused, args, {}, run)
     assert CompiledFunction.runs == before + 3, "two forwards and one replay"
 
 
@@ -306,7 +306,7 @@ def test_a_number_that_dynamo_makes_a_tensor_of_is_not_trusted(monkeypatch):
     policy = planner.recompute_policy(profile_of(recording))
     run, _ = under(compiled, recording, policy)
     monkeypatch.setitem(globals(), "SCALE", 4.0)
-    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    zoo.assert_exact(compiled, args, {}, run)
 
 
 class Repeated(nn.Module):
@@ -325,12 +325,12 @@ def test_a_call_in_which_a_graph_is_given_another_number_keeps_all(monkeypatch):
     monkeypatch.setitem(CURRICULUM, "times", 3)
     block, args = Repeated(), (torch.randn(3, 6, requires_grad=True),)
     recording = record(block, args, {})
-    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    run, calls = under(block, recording)
+    zoo.assert_exact(block, args, {}, run)
     (graph,), (now,) = recording.graphs, graphs_behind(block(*args), 0)
     assert now == graph and 3 in graph.numbers and not calls[-1].diverged
     monkeypatch.setitem(CURRICULUM, "times", 4)
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)
     (other,) = graphs_behind(block(*args), 0)
     assert other.cls is graph.cls and 4 in other.numbers and calls[-1].diverged
 
@@ -347,7 +347,7 @@ def test_a_graph_for_any_length_is_replayed_with_the_numbers_that_it_was_given(m
         recording = record(compiled, args, {})
         ((_, numbers),) = recording.graphs
         assert length in numbers and recording.ops[0].replayable
-        run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
+        run, calls = under(compiled, recording)
         zoo.assert_same_bits(seeded(compiled, args), seeded(compiled, args, run))
         assert not calls[-1].diverged
 
@@ -437,11 +437,11 @@ def test_what_runs_beside_graphs_is_replayed_if_a_graph_tells_of_it(make, backen
     recording = record(compiled, args, {})
     eager = [op for op in recording.ops if op.short_name in ("mul", "exp")]
     assert eager and all((op.refusal is None) == (make is Told) for op in eager)
-    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    run, calls = under(compiled, recording)
+    zoo.assert_exact(compiled, args, {}, run)
     assert not calls[-1].diverged
     monkeypatch.setitem(FACTORS, "first", 0.3)
-    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    zoo.assert_exact(compiled, args, {}, run)
     assert calls[-1].diverged == (make is Told)
 
 
@@ -466,8 +466,8 @@ def test_a_function_that_is_made_before_a_graph_breaks():
     compiled, args = torch.compile(Making(), backend="aot_eager"), (torch.rand(3, 6, requires_grad=True),)
     recording = record(compiled, args, {})
     assert [op.refusal for op in recording.ops] == [None] * len(recording.ops)
-    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    run, calls = under(compiled, recording)
+    zoo.assert_exact(compiled, args, {}, run)
     assert not calls[-1].diverged
 
 
@@ -496,10 +496,10 @@ def test_a_graph_without_dynamo_tells_of_no_operator(monkeypatch):
     block, args = Ahead(), (torch.rand(3, 6, requires_grad=True),)
     block(*args)
     recording = record(block, args, {})
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     assert [op.refusal for op in recording.ops if op.short_name in ("mul", "exp")] == ["runs compiled"] * 2
     monkeypatch.setitem(FACTORS, "second", 0.3)
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)
 
 
 class Fusing(nn.Module):
@@ -520,8 +520,8 @@ def test_a_function_between_two_graphs_is_one_operator(backend):
         ("Plain", None),
         ("compiled graph", None),
     ]
-    run, calls = under(compiled, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(compiled, args, {}), zoo.gradients(compiled, args, {}, run))
+    run, calls = under(compiled, recording)
+    zoo.assert_exact(compiled, args, {}, run)
     assert not calls[-1].diverged
 
 
@@ -586,10 +586,10 @@ def test_another_graph_may_save_other_tensors_before_the_operators_that_follow(m
     policy = planner.recompute_policy(profile_of(recording))
     stores = [planner.RETAIN if value.name.startswith(kept) else store for value, store in each(recording, policy)]
     run, calls = under(block, recording, replace(policy, stores=tuple(stores)))
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)
     assert not calls[-1].diverged
     monkeypatch.setitem(CURRICULUM, "adds", True)
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)
     assert calls[-1].diverged
 
 
@@ -620,7 +620,7 @@ def test_a_call_that_saves_fewer_tensors_keeps_all(monkeypatch):
     stores = [planner.RETAIN if value.name == "mul0" else store for value, store in each(recording, policy)]
     run, calls = under(block, recording, replace(policy, stores=tuple(stores)))
     monkeypatch.setattr(Ending, "ends", True)
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    zoo.assert_exact(block, args, {}, run)
     assert calls[-1].diverged
 
 
@@ -663,9 +663,8 @@ def test_empty_parts(backend):
 
 def check_recomputed(block, *args):
     """Where all is recomputed that can be, gradients have the bits of plain autograd."""
-    recording = record(block, args, {})
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(block, args, {}), zoo.gradients(block, args, {}, run))
+    run, _ = under(block, record(block, args, {}))
+    zoo.assert_exact(block, args, {}, run)
 
 
 @torch.library.custom_op("ds_adacc_tests::scaled_dot_product_into", mutates_args=("out",))

@@ -8,10 +8,9 @@ import torch
 import zoo
 from quantized import scaled, wrapping
 from recomputing import compare
-from recorded import captured, profile_of, record, under
+from recorded import captured, record, under
 from storages import Storages
 
-from ds_adacc import planner
 from ds_adacc.profile.block_graph import block_graph
 from ds_adacc.record.tensors import RecordedTensors
 
@@ -50,7 +49,7 @@ def test_a_write_to_what_was_made_of_a_value_that_has_died():
         ("relu_", None),
         ("mul", None),
     ]
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, _ = under(block, recording)
     zoo.assert_same_bits(expected, zoo.gradients(block, (x,), {}, run))
 
 
@@ -146,8 +145,8 @@ def test_what_is_computed_from_tensors_deep_in_what_the_block_holds_is_recompute
     recording = record(block, (x,), {})
     assert {value.origin for value in recording.values} == {"input", "buffer", "made"}
     assert all(op.replayable for op in recording.ops)
-    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+    run, calls = under(block, recording)
+    zoo.assert_exact(block, (x,), {}, run)
     assert not calls[0].diverged
 
 
@@ -177,17 +176,15 @@ def test_a_tensor_that_a_property_reads_is_the_one_that_the_block_holds():
     block, x = Tables(), torch.randn(3, 4, requires_grad=True)
     block.kept = Doubled()
     block.kept.shift = torch.rand(4)
-    recording = record(block, (x,), {})
-    run, _ = under(block, recording, planner.recompute_policy(profile_of(recording)))
-    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+    run, _ = under(block, record(block, (x,), {}))
+    zoo.assert_exact(block, (x,), {}, run)
 
 
 def test_a_tensor_deep_in_what_the_block_holds_is_read_anew_at_each_call():
     block, x = Tables(), torch.randn(3, 4, requires_grad=True)
-    recording = record(block, (x,), {})
-    run, calls = under(block, recording, planner.recompute_policy(profile_of(recording)))
+    run, calls = under(block, record(block, (x,), {}))
     block.listed[1], block.named = torch.rand(4), {"scale": (torch.rand(4),)}
-    zoo.assert_same_bits(zoo.gradients(block, (x,), {}), zoo.gradients(block, (x,), {}, run))
+    zoo.assert_exact(block, (x,), {}, run)
     assert not calls[0].diverged
     block.named = {}
     with pytest.raises(KeyError):

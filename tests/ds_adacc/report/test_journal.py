@@ -20,7 +20,7 @@ def path(tmp_path):
 @pytest.fixture
 def warnings(caplog):
     caplog.set_level("WARNING", logger="ds_adacc")
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: caplog.messages
 
 
 def spoiled(path, content):

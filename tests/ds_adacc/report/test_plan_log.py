@@ -30,7 +30,7 @@ def steps(*lengths, **section):
 @pytest.fixture
 def log(caplog):
     caplog.set_level("INFO", logger="ds_adacc")
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: caplog.messages
 
 
 def test_the_first_plan_that_stays_is_shown_as_a_table_and_later_ones_as_lines(log):

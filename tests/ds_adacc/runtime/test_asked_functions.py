@@ -100,7 +100,7 @@ FORMS = ("a module", "a partial", "its call", "its forward", "a lambda", "a func
 @pytest.mark.parametrize("form", FORMS)
 def test_what_only_calls_a_block_of_the_engine_is_that_block(model, plain, runtime, form):
     found = trained(model, runtime, [forms(model, number)[form] for number in range(LAYERS)])
-    assert all(map(torch.equal, found, plain))
+    zoo.assert_same(found, plain)
     assert recorded(runtime) == [f"blocks.{number} (GPTBlock)" for number in range(LAYERS)]
     assert runtime.recordings == LAYERS + 1, "a tracking step has recorded one again"
     blocks = [block for block, _ in runtime.blocks.variants()]
@@ -110,7 +110,7 @@ def test_what_only_calls_a_block_of_the_engine_is_that_block(model, plain, runti
 def test_a_function_of_two_blocks_is_one_block_as_the_program_asks_for(model, plain, runtime):
     functions = [model.layers(0, 2), model.layers(2, 4)]
     found = trained(model, runtime, functions)
-    assert all(map(torch.equal, found, plain))
+    zoo.assert_same(found, plain)
     assert [runtime.blocks.of(function).calls_blocks for function in functions] == [False] * 2
     assert recorded(runtime)[:2] == ["Model.layers.<locals>.run"] * 2
 
@@ -134,7 +134,7 @@ def test_a_function_that_computes_something_besides_is_a_block(model, runtime):
     found = trained(model, runtime, functions)
     unwrap_blocks(model.blocks)
     plain = gradients(model, lambda function, x: function(x), functions)
-    assert all(map(torch.equal, found, plain))
+    zoo.assert_same(found, plain)
     assert [runtime.blocks.of(function).calls_blocks for function in functions] == [False] * LAYERS
 
 

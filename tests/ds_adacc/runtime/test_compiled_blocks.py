@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import zoo
-from cases import cases_that_run, further
-from launch import on_ranks, told
+from cases import further
+from launch import told_by
 from replayed import replayed
 from torch import nn
 from torch._dynamo.convert_frame import register_bytecode_hook
@@ -525,7 +525,7 @@ def test_compiled_blocks_through_checkpoint():
             for function in functions:
                 y = call(function, y)
             outputs.append(torch.autograd.grad(zoo.loss_of(y), [x, *blocks[0].parameters(), *blocks[1].parameters()]))
-        assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
+        zoo.assert_same(*outputs)
     assert runtime.recordings <= 3  # compiling changes globals of the compiler once
     assert len(runtime.blocks.all()) == 2
     assert all(op.refusal is None for _, variant in runtime.blocks.variants() for op in variant.recording.ops)
@@ -624,11 +624,7 @@ def test_compiled_blocks_are_found_by_the_class_inside():
     assert list(find_blocks(model, ["GPTBlock"])) == ["blocks.0", "blocks.1"]
 
 
-@pytest.fixture(scope="module")
-def ranks(request, tmp_path_factory):
-    out = tmp_path_factory.mktemp("compiled")
-    on_ranks("compile_worker.py", out, *cases_that_run(request, "case"))
-    return told(out)
+ranks = told_by("compile_worker", values_of="case")
 
 
 @pytest.mark.ranks

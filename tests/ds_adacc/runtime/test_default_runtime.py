@@ -11,12 +11,7 @@ from ds_adacc import checkpointing
 from ds_adacc.config import load
 from ds_adacc.runtime.runtime import Runtime
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    checkpointing.registry.reset()
-    yield
-    checkpointing.registry.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 def engine(block):

@@ -157,10 +157,6 @@ def assert_clean():
     assert torch._C._is_multithreading_enabled()
 
 
-def assert_same(plain, ours):
-    assert all(torch.equal(a, b) for a, b in zip(plain, ours, strict=True))
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize("has_engine", [False, True], ids=["alone", "engine"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -173,7 +169,7 @@ def test_next_step_is_as_if_nothing_had_happened(has_engine, error, where, at):
             assert_clean()
             if has_engine or where == "forward":
                 assert not torch.autograd._profiler_enabled()
-        assert_same(plain.step(number), ours.step(number))
+        zoo.assert_same(plain.step(number), ours.step(number))
     held = ours.runtime.controller.observation.held
     assert held is not None and held.planned == held.observed > 0
     assert ours.runtime.controller.plan.block_types[0].count == LAYERS
@@ -221,7 +217,7 @@ def test_a_fault_between_forward_and_backward_leaves_no_trace(error):
             ours.forward(torch.randn(2, 9, zoo.WIDTH, requires_grad=True))
             raise error("the data loader")
         assert_clean()
-        assert_same(plain.step(number), ours.step(number))
+        zoo.assert_same(plain.step(number), ours.step(number))
     held = ours.runtime.controller.observation.held
     assert held.planned == held.observed
 

@@ -268,7 +268,7 @@ def compare_pair(training, *times, batch=2):
 
     exact, found = both(lambda block, x, **kwargs: block(x, **kwargs)), both(training.runtime.checkpoint)
     training.adacc.end_step()
-    assert all(map(torch.equal, exact, found))
+    zoo.assert_same(exact, found)
 
 
 def test_pairs_of_sizes_that_do_not_fit_are_recomputed_and_not_planned_one_by_one():
@@ -469,7 +469,7 @@ def test_new_sizes_are_told_at_first_and_then_counted(caplog):
     with caplog.at_level("INFO", logger="ds_adacc"):
         for time in range(20, 36):
             training.step(time)
-    told = [r.getMessage() for r in caplog.records if "such sizes so far" in r.getMessage()]
+    told = [line for line in caplog.messages if "such sizes so far" in line]
     assert [text.rpartition("(")[2] for text in told] == [f"such sizes so far: {n})" for n in (1, 2, 3, 10)]
     assert ": the input size (2, 23, 32) is new. It is not recorded, since recordings at others tell" in told[0]
 
@@ -530,7 +530,7 @@ def test_a_block_that_is_recorded_at_each_size_is_told_of_once(caplog):
         arguments = (torch.randn(2, 3 + count, zoo.WIDTH),), {}
         call = functools.partial(work.checkpoint, block)
         zoo.assert_same_bits(zoo.gradients(block, *arguments), zoo.gradients(block, *arguments, call))
-        said = [r.getMessage() for r in caplog.records if "sizes of its tensors" in r.getMessage()]
+        said = [line for line in caplog.messages if "sizes of its tensors" in line]
         assert len(said) == (count >= 8)
     assert "has been recorded at 8 sizes of its tensors" in said[0]
     assert work.recordings == 10
@@ -609,7 +609,7 @@ def test_a_wrong_prediction_is_retained_and_that_size_recorded(caplog):
     for _ in range(3):
         training.compare(40)
     assert training.runtime.recordings > recorded
-    (warning,) = [r.getMessage() for r in caplog.records if "a call differs" in r.getMessage()]
+    (warning,) = [line for line in caplog.messages if "a call differs" in line]
     assert "from what was predicted for its arguments" in warning
 
 

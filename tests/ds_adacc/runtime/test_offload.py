@@ -46,7 +46,7 @@ def test_host_memory_is_reserved_between_steps_and_copies_end_in_order(monkeypat
     output = run(x)
     assert transfer.log[1:] == [("out", 0), ("out", 1), ("drop", 0), ("out", 2)]
     gradients = torch.autograd.grad(output.sum(), [x, *blocks.parameters()])
-    assert all(map(torch.equal, expected, gradients))
+    zoo.assert_same(expected, gradients)
     assert transfer.log[5:] == [("take", 2), ("back", 0), ("take", 1), ("take", 0)]
 
 
@@ -96,6 +96,6 @@ def test_a_call_too_small_to_offload_still_compresses():
     binder.device = torch.device("cpu")
     for policy in (here, away):
         assert binder.has_all_losses(variant, policy, larger)
-        bound = binder.measured(variant, SimpleNamespace(capacity={}), policy)
+        bound = binder.bound_to_measure(variant, SimpleNamespace(capacity={}), policy)
         assert bound.policy == here
         assert binder._permitted(policy, variant) == here

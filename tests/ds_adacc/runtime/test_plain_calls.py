@@ -192,7 +192,7 @@ def test_backward_may_run_twice():
         loss.backward(retain_graph=True)
         loss.backward()
         twice.append([parameter.grad.clone() for parameter in block.parameters()])
-    assert all(map(torch.equal, *twice))
+    zoo.assert_same(*twice)
 
 
 def test_a_block_of_another_engine_within_it_is_no_block_within_a_checkpoint_of_the_programs(caplog):
@@ -234,7 +234,7 @@ def test_a_cached_loss_is_checkpointed_within_its_backward(caplog):
     expected, plainly = gradients(lambda block, x: block(x))
     torch.manual_seed(3)
     ours, asked = gradients(checkpoint)
-    assert all(map(torch.equal, expected, ours))
+    zoo.assert_same(expected, ours)
     assert (plainly, asked) == (2, 3)
     assert BY_TORCH + "it is called within a backward, as by cached losses" in caplog.text
 

@@ -238,7 +238,7 @@ def test_where_the_solver_is_out_of_time_after_the_first_trials_the_plan_that_ta
     assert not any(errors)
     assert controller.observation.held.planned == controller.observation.held.observed == controller.plan.held
     assert controller.plan.peak > controller.plan.budget
-    (warning,) = [r.getMessage() for r in caplog.records if "no plan is known that fits" in r.getMessage()]
+    (warning,) = [line for line in caplog.messages if "no plan is known that fits" in line]
     assert re.fullmatch(
         r"no plan is known that fits the budget of [\d.]+ .iB. New policies are in force, with a peak of [\d.]+ .iB. "
         r'"memory_budget": 0\.\d+ would allow it. A smaller micro-batch needs less. '
@@ -430,7 +430,7 @@ def test_a_model_that_cannot_be_measured_is_exact_with_one_warning(caplog):
         block.fc1.weight.register_hook(lambda gradient: None)
     with caplog.at_level("WARNING", logger="ds_adacc"):
         assert max(training.run(3)) == 0
-    (warning,) = [r.getMessage() for r in caplog.records if "no lossy codec" in r.getMessage()]
+    (warning,) = [line for line in caplog.messages if "no lossy codec" in line]
     assert 'set "max_gradient_error" to null' in warning
 
 

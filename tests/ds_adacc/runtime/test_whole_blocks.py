@@ -11,6 +11,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+import zoo
 from experts import LAYERS, TOKENS, WIDTH, Experts, configured, layers, plainly, recordings, same, train
 from recomputing import recomputing
 from torch import nn
@@ -25,11 +26,7 @@ from ds_adacc.whole_blocks.costs import WholeCosts
 LOG = logging.getLogger("test")
 
 
-@pytest.fixture(autouse=True)
-def afresh():
-    checkpointing.registry.reset()
-    yield
-    checkpointing.registry.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 def assert_exact_as_a_whole(kind=Experts, **options):
@@ -165,7 +162,7 @@ def test_every_random_generator_draws_the_same_twice_and_is_put_back():
     (plain, *numbers, states), (ours, *our_numbers, our_states) = results
     assert same(plain, ours)
     assert numbers == our_numbers
-    assert all(map(torch.equal, states, our_states))
+    zoo.assert_same(states, our_states)
 
 
 def test_named_states_are_put_back_too():
@@ -585,7 +582,7 @@ def test_an_auxiliary_loss_in_an_attribute_stays_that_of_the_first_forward():
             sum(block.last for block in blocks).backward()
             found += [p.grad.clone() for p in blocks.parameters() if p.grad is not None]
         results.append(found)
-    assert all(map(torch.equal, *results))
+    zoo.assert_same(*results)
 
 
 @pytest.mark.parametrize("take", [lambda block: setattr(block, "last", None), lambda block: delattr(block, "last")])
@@ -605,7 +602,7 @@ def test_an_auxiliary_loss_that_the_program_takes_away_stays_away(take):
             assert not any(getattr(block, "last", None) is not None for block in blocks)
             found += [p.grad.clone() for p in blocks.parameters() if p.grad is not None]
         results.append(found)
-    assert all(map(torch.equal, *results))
+    zoo.assert_same(*results)
 
 
 class LeavingInAGlobal(Experts):
@@ -781,7 +778,7 @@ def test_a_block_that_must_not_run_twice_is_planned_by_its_operators(kind, reaso
     assert same(train(second, checkpoint), plain)
     (buffers, counts), (our_buffers, our_counts) = state(first), state(second)
     assert counts == our_counts
-    assert all(map(torch.equal, buffers, our_buffers))
+    zoo.assert_same(buffers, our_buffers)
     remarks = recordings(runtime)[0].remarks_on_replays
     assert any(reason in remark for remark in remarks), remarks
 
@@ -793,7 +790,7 @@ def test_a_buffer_that_it_writes_to_is_written_to_once(kind):
     runtime = configured()
     assert same(train(second, checkpoint, sizes=(48, 40, 56, 44, 48)), plain)
     assert all(each.is_whole for each in recordings(runtime))
-    assert all(map(torch.equal, first.buffers(), second.buffers()))
+    zoo.assert_same([*first.buffers()], [*second.buffers()])
     assert all(
         buffer._version == other._version for buffer, other in zip(first.buffers(), second.buffers(), strict=True)
     )

@@ -27,5 +27,5 @@ def test_a_value_on_the_host_gets_a_codec_for_the_host_in_a_model_on_an_accelera
     monkeypatch.setattr(
         codecs, "make", lambda name, device, channels: devices.append(device.type) or make(name, device, channels)
     )
-    binder.measured(variant, SimpleNamespace(capacity={}), policy)
+    binder.bound_to_measure(variant, SimpleNamespace(capacity={}), policy)
     assert devices == ["cpu"]

@@ -6,16 +6,10 @@ import pytest
 import torch
 from experts import TOKENS, WIDTH, configured, layers, plainly, recordings, same, train
 
-from ds_adacc import checkpointing
 from ds_adacc.checkpointing import checkpoint
 from ds_adacc.whole_blocks.reached import Reached
 
-
-@pytest.fixture(autouse=True)
-def afresh():
-    checkpointing.registry.reset()
-    yield
-    checkpointing.registry.reset()
+pytestmark = pytest.mark.usefixtures("afresh")
 
 
 def late(block, number=1.0, tensor=None):

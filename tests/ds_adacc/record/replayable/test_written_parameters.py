@@ -76,7 +76,7 @@ def test_gradients_and_weights_are_those_of_plain_autograd(write, forwards):
             gradients = [each.grad for each in (*xs, *module.parameters())]
             found.append([loss, *gradients, *copy.deepcopy(module).parameters()])
         work.controller.end_backward()
-        assert all(map(torch.equal, *found))
+        zoo.assert_same(*found)
     assert all(variant.bound.segments for _, variant in work.blocks.variants())
 
 
@@ -147,7 +147,7 @@ def test_what_shares_memory_with_the_parameter_is_seen_to_change_with_it(kind, f
         given = [block.whole[:2]] if kind is IsGivenPart else []
         sum(zoo.loss_of(call(block, x, *given)) for x in xs).backward()
         found.append([each.grad for each in (*xs, *block.layer.parameters())])
-    assert all(map(torch.equal, *found))
+    zoo.assert_same(*found)
     assert all(variant.bound.segments for _, variant in work.blocks.variants())
 
 
@@ -196,4 +196,4 @@ def test_data_of_a_parameter_may_be_saved_beside_a_write_to_it(is_first):
         block, xs = SavesData(is_first), [torch.randn(4, 8, requires_grad=True) for _ in range(3)]
         sum(zoo.loss_of(call(block, x)) for x in xs).backward()
         found.append([each.grad for each in (*xs, *block.layer.parameters())])
-    assert all(map(torch.equal, *found))
+    zoo.assert_same(*found)
