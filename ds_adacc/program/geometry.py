@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class Geometry:
     @property
     def is_dense(self) -> bool:
         """Whether the elements fill their span without gaps or overlap, in some order of the dimensions."""
-        return _are_nested(sorted(zip(self.stride, self.size, strict=True)))
+        return is_dense(self.size, self.stride)
 
     def view(self, root: torch.Tensor) -> torch.Tensor:
         """The view of `root` with this geometry, relative to its first byte: `root` itself if that is the whole."""
@@ -74,6 +74,11 @@ class Geometry:
     def seen_from(self, part: Geometry) -> Geometry:
         """This geometry relative to the first byte of `part`, where both are relative to one root."""
         return Geometry(self.size, self.stride, self.dtype, self.start - part.start)
+
+
+def is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """As of `Geometry`."""
+    return _are_nested(sorted(zip(stride, size, strict=True)))
 
 
 def _are_nested(dimensions: Iterable[tuple[int, int]]) -> bool:

@@ -18,7 +18,7 @@ from torch.overrides import _get_current_function_mode_stack as _modes
 from torch.utils._device import DeviceContext
 
 from ds_adacc.program.function_operator import autocast_now
-from ds_adacc.program.geometry import span, storage_of, why_not_plain
+from ds_adacc.program.geometry import is_dense, span, storage_of, why_not_plain
 from ds_adacc.python_state.content import Unreadable, besides_items
 from ds_adacc.python_state.guards import snapshot
 from ds_adacc.python_state.identity import identity_mark
@@ -182,11 +182,13 @@ class Sizes(NamedTuple):
     """What differs between two calls of one program at two sizes.
 
     `lengths`: of the dimensions of its input tensors, and the distances of those that share a storage. `numbers`: the
-    whole numbers among the arguments, such as the length of the longest text in a packed batch.
+    whole numbers among the arguments, such as the length of the longest text in a packed batch. `strides`: of the input
+    tensors that are parts of larger ones, whose lengths they follow.
     """
 
     lengths: tuple[int, ...]
     numbers: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
 
     def distance(self, other: Sizes) -> float:
         """How far apart the lengths are: the sum of the logarithms of their ratios."""
@@ -230,7 +232,8 @@ class Signature(_Fields):
         numbers: list[int] = []
         _without_numbers(self.arguments, numbers)
         lengths = (*(length for look in looks for length in look.shape), *(distance for *_, distance in sharing))
-        return Sizes(lengths, tuple(numbers))
+        parts = (look for look in looks if not is_dense(look.shape, look.stride))
+        return Sizes(lengths, tuple(numbers), tuple([stride for look in parts for stride in look.stride]))
 
     @functools.cached_property
     def without_sizes(self) -> tuple[Hashable, tuple[int, ...]]:

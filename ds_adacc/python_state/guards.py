@@ -101,6 +101,12 @@ def unreadable(marks: Any) -> str | None:
     return next((f"{name or 'an argument'} ({mark})" for name, mark in found), None)
 
 
+def has_script(marks: Any) -> bool:
+    """Whether one of them is of a function of TorchScript, or of a method."""
+    kinds = (torch.jit.ScriptFunction, torch._C.ScriptMethod)
+    return any(type(mark) is WeakIdentity and isinstance(mark(), kinds) for _, mark in _each_in(marks))
+
+
 def _each_in(marks: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The marks one by one, or those in a key that holds some, each with its name."""
     if isinstance(marks, dict):

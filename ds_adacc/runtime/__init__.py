@@ -13,7 +13,7 @@ The files, in the order in which a call meets them:
 * `other_checkpoints`: refuses a block that already runs inside one, and finds a block that has one inside.
 * `learner`: has a call recorded, and learns from it: its block type, and all costs.
 * `planned_calls`: runs any other call under its policy, with hooks if it has to; `plain_calls`: runs those that no
-  plan decides on.
+  plan decides on, by `checkpoint_by_gradient` those of TorchScript.
 * `seen_programs`: which programs, predicted for an input size, blocks were seen to run, and at which lengths.
 * `warnings`: what users are told of calls that do not run as planned.
 

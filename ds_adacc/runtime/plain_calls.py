@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from typing import Any
 
@@ -14,6 +15,7 @@ from ds_adacc.plan.ranks import has_other_ranks
 from ds_adacc.program.random_states import RandomStates
 from ds_adacc.program.signature import why_unhooked
 from ds_adacc.python_state.closure import closure_of
+from ds_adacc.runtime.checkpoint_by_gradient import checkpoint_by_gradient
 from ds_adacc.runtime.warnings import Warnings
 from ds_adacc.whole_blocks.as_other_ranks import run_as_other_ranks
 from ds_adacc.whole_blocks.same_again import kept_gathered
@@ -77,20 +79,20 @@ class PlainCalls:
         """Run the call under torch's checkpoint."""
         closure = closure_of(run)
 
-        def forward(*args: Any) -> Any:
+        def forward(*args: Any, **keywords: Any) -> Any:
             with self._inside(), kept_gathered(closure.parameters):
-                return run.func(*args, **run.keywords)
+                return run.func(*args, **keywords)
 
+        if any(isinstance(module, torch.jit.ScriptModule) for module in closure.submodules()):
+            return checkpoint_by_gradient(forward, run, closure.parameters)
         # torch knows its own generators only, and of CUDA's those of the devices of the arguments.
         states = RandomStates()
         return checkpoint(
-            forward,
+            functools.partial(forward, **run.keywords),
             *run.args,  # by their place, as torch finds the device in them
             use_reentrant=False,
             preserve_rng_state=False,
             context_fn=lambda: (nullcontext(), states),
-            # It ends a second forward by an exception, as soon as all is there. TorchScript makes an error of that.
-            early_stop=not any(isinstance(module, torch.jit.ScriptModule) for module in closure.submodules()),
         )
 
 

@@ -110,7 +110,7 @@ class SymbolicProgram:
         numbers, before = _numbers(example.opened), list(zip(*self._lengths_with, strict=True))
         self._note(example.sizes)
         known = zip(self._sizes, self._numbers, strict=True)
-        self._is_dependent |= any(sizes.lengths == example.sizes.lengths and its != numbers for sizes, its in known)
+        self._is_dependent |= any(_is_alike(sizes, example.sizes) and its != numbers for sizes, its in known)
         if example.sizes in self._sizes:
             return numbers == self._numbers[self._sizes.index(example.sizes)]
         self.is_confirmed = self._predict(example.sizes) == numbers
@@ -149,7 +149,7 @@ class SymbolicProgram:
 
     def is_same(self, sizes: Sizes, others: Sizes) -> bool:
         """Whether these sizes differ from the others in nothing but numbers that decide nothing."""
-        if sizes.lengths != others.lengths or not (self._has_as_many(sizes) and self._has_as_many(others)):
+        if not (_is_alike(sizes, others) and self._has_as_many(sizes) and self._has_as_many(others)):
             return sizes == others
         pairs = enumerate(zip(sizes.numbers, others.numbers, strict=True))
         return all(number == other or self._is_free(place) for place, (number, other) in pairs)
@@ -177,15 +177,26 @@ class SymbolicProgram:
         found = {}
         for column in set(zip(*self._numbers, strict=True)):
             formula = variables.fit(column)
-            number = None if formula is None else formula.at(values)
+            number = self._by_stride(column, sizes) if formula is None else formula.at(values)
             if number is None:
                 return None
             found[column] = number
         return [found[column] for column in zip(*self._numbers, strict=True)]
 
+    def _by_stride(self, column: tuple[int, ...], sizes: Sizes) -> int | None:
+        """A number of the program that no formula of the lengths gives, at these sizes: one of a stride, if any does.
+
+        `column`: the number in each example.
+        """
+        for its, stride in zip(zip(*(known.strides for known in self._sizes), strict=True), sizes.strides, strict=True):
+            formula = Variables([(each,) for each in its]).fit(column)
+            if formula is not None:
+                return formula.at((stride,))
+        return None
+
     def _has_as_many(self, sizes: Sizes) -> bool:
-        """Whether there are as many lengths and numbers among these sizes. Other blocks may be given more or fewer."""
-        return len(sizes.numbers) == len(self._ranges) and len(sizes.lengths) == len(self._sizes[0].lengths)
+        """Whether there are as many of each among these sizes. Other blocks may be given more or fewer."""
+        return list(map(len, sizes)) == list(map(len, self._sizes[0]))
 
     def _may_have(self, sizes: Sizes) -> bool:
         numbers, lengths = sizes.numbers, self._lengths_with.get(sizes.numbers, ())
@@ -219,6 +230,11 @@ class SymbolicProgram:
         """Whether a whole number of the program varies just as the number at this place does."""
         column = tuple(known.numbers[place] for known in self._sizes)
         return len(set(column)) > 1 and column in set(zip(*self._numbers, strict=True))
+
+
+def _is_alike(sizes: Sizes, others: Sizes) -> bool:
+    """Whether they differ in nothing but numbers."""
+    return sizes.lengths == others.lengths and sizes.strides == others.strides
 
 
 def as_block(predicted: Recording, like: Recording) -> Recording:

@@ -14,7 +14,7 @@ from ds_adacc.program.refusals import TAINTED
 from ds_adacc.program.signature import flatten
 from ds_adacc.python_state.changes import rewritten
 from ds_adacc.python_state.guard_history import in_short
-from ds_adacc.python_state.guards import Guards, unreadable
+from ds_adacc.python_state.guards import Guards, has_script, unreadable
 from ds_adacc.python_state.places import marks_of
 from ds_adacc.python_state.reading import UnreadableModule
 from ds_adacc.record.capture import Capture
@@ -105,6 +105,8 @@ def _why_not_now(called: RecordedCall, recording: Recording, placement: InputPla
     unwatched = watch.not_put_back or unreadable((incoming.signature, called.guards))
     if unwatched is not None:
         return f"it depends on {unwatched}, which cannot be watched"
+    if has_script((incoming.signature, called.guards)):
+        return "it calls TorchScript, whose optimizer may have the second forward save other tensors than the first"
     reason = _why_not_the_same(called, recording) or why_not_put_back(incoming.call.closure, recording)
     if reason is not None:
         return reason

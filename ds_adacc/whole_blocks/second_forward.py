@@ -85,20 +85,26 @@ class SecondForward:
                 run_packed(hook, self._beginning.run)
         finally:
             hook.forward = None
-        if hook.count != len(self._saved):
-            raise self._differs(f"saves {hook.count} tensors, and the first saved {len(self._saved)}")
+        if hook.difference is None and hook.count != len(self._saved):
+            hook.difference = f"saves {hook.count} tensors, and the first saved {len(self._saved)}"
+        if hook.difference is not None:
+            raise self._differs(hook.difference)
         self._has_run = True
 
-    def fill(self, number: int, tensor: torch.Tensor) -> None:
-        """Fill the slot of what the first forward has saved at this position, if that is alive."""
+    def fill(self, number: int, tensor: torch.Tensor) -> str | None:
+        """Fill the slot of what the first forward has saved at this position, if that is alive.
+
+        Returns how the tensor differs from that one, if it does.
+        """
         saved = self._saved[number] if number < len(self._saved) else None
         slot = None if saved is None or saved.slot is None else saved.slot()
         if saved is not None and slot is not None:
             if (look := _look(tensor)) != saved.look:
                 first, second = _text(*saved.look), _text(*look)
-                raise self._differs(f"saves a tensor of {second} where the first saved one of {first}")
+                return f"saves a tensor of {second} where the first saved one of {first}"
             # Whoever asks twice may ask many times, and for all of them: one more forward is enough.
             slot.fill(keep(tensor), keeps=self._keeps or self._has_run)
+        return None
 
     def _differs(self, what: str) -> RuntimeError:
         return RuntimeError(
@@ -144,17 +150,19 @@ class SecondForwardSlot:
 class _FillingHook:
     """The pack hook of a second forward. Autograd keeps it as long as any part of the graph, so `forward` is cleared.
 
-    `count`: how many tensors were saved.
+    `count`: how many tensors were saved. `difference`: the first between what both forwards save. An exception here
+    would lose its text where TorchScript saves the tensor.
     """
 
     def __init__(self, forward: SecondForward) -> None:
         self.forward: SecondForward | None = forward
         self.count = 0
+        self.difference: str | None = None
 
     @torch._disable_dynamo
     def __call__(self, tensor: torch.Tensor) -> _Passed:
-        if self.forward is not None:
-            self.forward.fill(self.count, tensor)
+        if self.forward is not None and self.difference is None:
+            self.difference = self.forward.fill(self.count, tensor)
         self.count += 1
         return _PASSED  # the graph of this forward must hold nothing: the block may keep a part of it
 

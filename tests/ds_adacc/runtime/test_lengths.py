@@ -44,6 +44,22 @@ def test_lengths_are_recorded_at_three_sizes_and_predicted_at_all_others():
     assert training.runtime.controller.plan is plan, "no further plan"
 
 
+class Masked(zoo.GPTBlock):
+    """Is given a mask as convolutions shorten it: every fourth of its marks. Their strides follow the whole one."""
+
+    def forward(self, x, mask):
+        return super().forward(x) * mask.unsqueeze(-1)
+
+
+def test_the_strides_of_a_mask_that_is_a_part_of_a_larger_one_are_predicted():
+    training = Training(Masked, rectifier={"enabled": False})
+    wholes = (80, 50, 71, 60, *lengths(20, 20))
+    for whole in wholes:
+        mask = (torch.rand(2, whole, generator=torch.Generator().manual_seed(whole)) < 0.8)[:, 2::4]
+        training.compare(mask.shape[1], mask=mask)
+    assert training.runtime.recordings <= LAYERS + 3, "at further sizes, one block is recorded"
+
+
 def test_a_fraction_is_of_the_largest_batch_so_far():
     training = Training(rectifier={"enabled": False})
     for time in (10, 12, 9):

@@ -743,6 +743,21 @@ class Unwatched(Experts):
         return self.routed(x * self.lot.random())
 
 
+class Scripted(Experts):
+    """TorchScript interprets the first call of its function, and optimizes later ones, which save other tensors."""
+
+    def __init__(self):
+        super().__init__()
+
+        def mix(x, weight):
+            return torch.relu(x @ weight) ** 2 * torch.sigmoid(x[:, :1])
+
+        self.mix, self.weight = torch.jit.script(mix), nn.Parameter(torch.randn(WIDTH, WIDTH) / 8)
+
+    def forward(self, x):
+        return self.routed(x + self.mix(x, self.weight))
+
+
 GENERATOR = np.random.default_rng(0)
 STATE = GENERATOR.bit_generator.state
 
@@ -761,6 +776,7 @@ class OfAGlobal(Experts):
         (Averaging, "its forward changes which tensor mean buffer is"),
         (CountingCalls, "its forward changes block.forwards"),
         (Differentiating, "it runs a backward in its forward"),
+        (Scripted, "it calls TorchScript, whose optimizer may have the second forward save other tensors"),
         (Unwatched, "which cannot be watched"),
         (OfAGlobal, "which cannot be watched"),
     ],

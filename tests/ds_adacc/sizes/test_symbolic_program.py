@@ -139,6 +139,32 @@ def test_a_block_that_is_given_more_tensors_than_another_is_a_program_of_its_own
     assert not program.is_same(example(12, 1).sizes, example(12, 0).sizes)
 
 
+def strided(whole, time):
+    """A recording of a block that is given every fourth mark of a mask, of `whole` marks."""
+    block = zoo.example("gpt")[0]
+
+    class Masked(torch.nn.Module):
+        def forward(self, x, mask):
+            return block(x).masked_fill(~mask[:, 1:].unsqueeze(-1), 0.0) * mask[:, 1:].unsqueeze(-1)
+
+    x = torch.randn(2, time - 1, zoo.WIDTH, requires_grad=True)
+    given = [x, torch.ones(2, whole, dtype=torch.bool)[:, 2::4][:, :time]]
+    return Example(Signature(None, describe(given)).sizes, record(Masked(), tuple(given), {})), given
+
+
+def test_strides_of_a_part_of_a_larger_tensor_follow_no_length():
+    """As those of the padding mask of speech that convolutions have shortened."""
+    pairs = [(31, 7), (42, 10), (38, 9), (50, 12), (55, 13), (53, 13)]
+    examples = [strided(*pair)[0] for pair in pairs]
+    program = SymbolicProgram(examples[0])
+    assert all(map(program.learn, examples[1:4])) and program.is_confirmed
+    for pair in pairs[4:]:
+        example, given = strided(*pair)
+        predicted = program.at(example.sizes, examples[0])
+        assert predicted.digest == example.recording.digest and fits(predicted, given)
+    assert not program.is_same(examples[4].sizes, examples[5].sizes)
+
+
 def test_a_wrong_guess_is_found_out_by_the_next_recording():
     class Windowed(torch.nn.Module):
         def forward(self, x):

@@ -120,6 +120,17 @@ def test_a_second_backward_finds_it_all():
     assert block.events == ["forward", "forward", "backward", "backward"]
 
 
+def test_a_difference_that_shows_within_torchscript_has_its_own_text():
+    def mix(x):
+        return torch.relu(x @ x.t()) ** 2 * torch.sigmoid(x[:, :1])
+
+    y = called(Block(torch.jit.script(mix)), data())
+    with pytest.raises(
+        RuntimeError, match=r"block block reads data .* second forward saves a tensor of shape .* where"
+    ):
+        y.sum().backward()
+
+
 def test_after_backward_nothing_holds_the_arguments():
     block, x = Block(), data()
     given = (x * 1).detach()
