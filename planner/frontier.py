@@ -178,5 +178,6 @@ class _FrontierModel:
     def _minimise(self, objective: Expr, deadline: float) -> int:
         """Search, and return what the policy found holds, in granules."""
         self._model.objective = mip.minimize(objective)
-        optimise(self._model, [], deadline - time.perf_counter())
+        if optimise(self._model, [], deadline - time.perf_counter()) is None:  # CBC is wrong: the leanest always fits
+            raise NoSolutionInTime("the solver found no policy, though there is one")
         return round(self._held.x)

@@ -256,7 +256,7 @@ class Learner:
             known.resume_whole(resumed)
         symbolic_types.learn(example, profile, relatives)
         if like is not None and symbolic_types.of(like) is symbolic_types.of(recording.digest):
-            adopter.adopt_for_type(known, like)
+            adopter.adopt_for_type(known, like, controller.step.current_pass.called)
         reason = controller.planning.trials.admit(known, recording, captured)
         if reason is not None:
             self._warnings.unmeasurable(known.recording.name, reason)

@@ -232,7 +232,8 @@ class Runtime:
         for digest in new_sizes.symbolic_types.first_of_each(relatives, distance):
             like, its_sizes = relatives[digest]
             example = Example(its_sizes, like.recording)
-            predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs)
+            called = self.controller.step.current_pass.called
+            predicted = new_sizes.predict(example, signature.sizes, incoming.call.inputs, called)
             if predicted is not None and predicted.recording.digest not in block.mispredicted:
                 variant = like.at_other_sizes(guards, predicted.recording, predicted.has_varied_numbers)
                 self.controller.choose_policy(block, variant)

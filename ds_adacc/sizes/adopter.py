@@ -30,14 +30,15 @@ class Adopter:
         self._origins = origins
         self._above = 0  # how many times policies above the budget were adopted
 
-    def adopt_for_type(self, known: KnownType, like: str) -> None:
+    def adopt_for_type(self, known: KnownType, like: str, called: Collection[str] = ()) -> None:
         """Put policies in force for a new block type whose program is that of `like` at other input sizes.
 
         They are searched for without a solver. If none fit, the type waits for a plan. If another rank has met these
-        sizes first, there are policies: then this rank's blocks only get their indices.
+        sizes first, there are policies: then this rank's blocks only get their indices. `called`: the block types that
+        this pass has called before. They may have adopted policies that take more than what was planned for.
         """
         if known.plan is None:
-            self._adopt_if_fits(known, like)
+            self._adopt_if_fits(known, like, called)
         elif not self._agreement.forward_order.names(known.recording.digest):
             self._agreement.forward_order.copy_indices(known.recording.digest, like)
 
@@ -67,8 +68,8 @@ class Adopter:
         Returns whether all fit.
         """
         types, mine = self._agreement.known_types, self._adoptable(alive)
-        # Each is priced beside the largest sizes of the others. What is too large beside these may fit beside smaller.
-        lacking = [name for name in mine if not self._adopt_if_fits(types[name], name, alive[name])]
+        # Each is priced beside the largest sizes of the others too. What is too large there may fit beside smaller.
+        lacking = [name for name in mine if not self._adopt_if_fits(types[name], name, alive, alive[name])]
         is_fit = not lacking and have_plan(self._agreement, alive)
         return is_fit or self._make_lean(alive, lacking) or self._make_lean(alive, mine)
 
@@ -119,10 +120,10 @@ class Adopter:
         """Those of the block types that no rank has planned for. What the ranks have planned stays the same on all."""
         return sorted({*names} - self._agreement.planned_types.keys())
 
-    def _adopt_if_fits(self, known: KnownType, like: str, alive: int = 0) -> bool:
+    def _adopt_if_fits(self, known: KnownType, like: str, beside: Collection[str] = (), alive: int = 0) -> bool:
         """Have the block type adopt from the one from which `like` adopts. Returns whether it has: False if none fit.
 
-        `alive`: so many of its calls are alive at once, or more.
+        `beside`: block types that are alive at once with it. `alive`: so many of its calls are, or more.
         """
         agreement = self._agreement
         relative = agreement.known_types.get(self._origins.of(like))
@@ -132,7 +133,7 @@ class Adopter:
         if relative.plan is None:
             return False
         plan = relative.plan
-        search = self._search(known, plan, alive)
+        search = self._search(known, plan, alive, beside)
         # If the number of calls varies, only the end of a pass tells what it takes.
         limit = agreement.budget.grown(search.without) if self._origins.is_steady(plan) else agreement.budget.limit
         policies = self._within(limit, search, known, plan)
@@ -153,7 +154,7 @@ class Adopter:
             return search.policies(limit)
         return fixed if search.peak(fixed) <= limit else None
 
-    def _search(self, known: KnownType, plan: TypePlan, alive: int) -> PolicySearch:
+    def _search(self, known: KnownType, plan: TypePlan, alive: int, beside: Collection[str] = ()) -> PolicySearch:
         """The policies of the `plan` of another size of its program, priced for this block type.
 
         The block type takes over the counts of the other one, until a pass of its own has ended. It is priced for at
@@ -171,7 +172,13 @@ class Adopter:
         def permit(index: int, policy: planner.Policy) -> bool:
             return not rejected((name, index), policy)
 
-        return PolicySearch(plan, self._priced(known, plan), agreement.type_plans, sets, orders, permit)
+        priced, plans, here = self._priced(known, plan), agreement.type_plans, self._adopted_here(beside)
+        return PolicySearch(plan, priced, plans, sets, orders, permit, here)
+
+    def _adopted_here(self, names: Collection[str]) -> Mapping[str, TypePlan]:
+        """What those of these block types run that have adopted policies, by the type that they have adopted from."""
+        adopted = (plan for name, plan in self._agreement.adopted_types.items() if name in names)
+        return {plan.origin: replace(plan, spec=replace(plan.spec, name=plan.origin)) for plan in adopted}
 
     def _make_lean(self, alive: Alive, lean: Collection[str]) -> bool:
         """Have the block types `lean` recompute all that they can, if all that are alive then fit the budget."""

@@ -43,10 +43,13 @@ class NewSizes:
         self._blocks = blocks
         self._predicted = 0  # how many times
 
-    def predict(self, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> Predicted | None:
+    def predict(
+        self, example: Example, sizes: Sizes, inputs: Sequence[torch.Tensor], called: Collection[str]
+    ) -> Predicted | None:
         """What a block is at these input sizes, as predicted from other sizes.
 
-        `example` is the block's recording at other sizes. None if the recordings so far do not tell.
+        `example` is the block's recording at other sizes. None if the recordings so far do not tell. `called`: the
+        block types that this pass has called before.
         """
         recording, like = example.recording, example.recording.digest
         program = self.symbolic_types.of(like)
@@ -71,7 +74,7 @@ class NewSizes:
             known.take_over(self._agreement.known_types[like])
             self._log_predicted(predicted, inputs, example)
         self.symbolic_types.note_predicted(predicted.digest, like, sizes)
-        self.adopter.adopt_for_type(known, like)
+        self.adopter.adopt_for_type(known, like, called)
         return Predicted(predicted, has_varied_numbers)
 
     def _log_predicted(self, recording: Recording, inputs: Sequence[torch.Tensor], example: Example) -> None:

@@ -22,7 +22,8 @@ class PolicySearch:
     """Prices policies of the block type of `relative` as if its blocks had another profile.
 
     `plans`: of all block types, by name. `live_sets`: those without `relative` are left out. `permit`: whether a block
-    may run a policy.
+    may run a policy. `here`: what some of them run beside it now, at other sizes than those planned for. The policies
+    are priced beside both.
     """
 
     def __init__(
@@ -33,29 +34,27 @@ class PolicySearch:
         live_sets: Sequence[LiveSet],
         orders: Orders,
         permit: Permit,
+        here: Mapping[str, TypePlan] | None = None,
     ) -> None:
         name = relative.spec.name
         self.spec = replace(relative.spec, profile=profile)
         self._relative = relative
         live_sets = [names for names in live_sets if name in names] or [frozenset((name,))]
-        specs = {other: plans[other].spec for names in live_sets for other in names} | {name: self.spec}
-        self._plans = plans
+        names = frozenset().union(*live_sets) - {name}
+        others = [{other: plans[other] for other in names}]
+        if changed := {other: plan for other, plan in (here or {}).items() if other in names}:
+            others.append({**others[0], **changed})
         self._permit = permit
-        self._request = PlanRequest(specs, live_sets, orders)
-        self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
+        self._beside = [_Beside(self.spec, each, live_sets, orders) for each in others]
 
     def peak(self, policies: TypePolicies) -> int:
         """Predicted peak bytes of the live set that takes the most."""
-        problems = map(self._request.problem, self._request.live_sets)
-        return max(
-            planner.peak_bytes(one, [self._of(each.name, policies) for each in one.block_types], self._simulations)
-            for one in problems
-        )
+        return max(each.peak(policies) for each in self._beside)
 
     @property
     def without(self) -> int:
         """Predicted peak bytes without checkpointing."""
-        return self._request.peak_without(self._simulations)
+        return max(each.without for each in self._beside)
 
     def policies(self, limit: int) -> TypePolicies | None:
         """Policies within so many bytes, the fewest seconds first; None if there are none among those tried."""
@@ -115,6 +114,31 @@ class PolicySearch:
             low, high = (middle, high) if self.peak(made(middle)) <= limit else (low, middle - 1)
         return None if low < 0 else made(low)
 
+
+class _Beside:
+    """Prices policies of a block type beside `others`, the plans of other types by name."""
+
+    def __init__(
+        self, spec: planner.BlockType, others: Mapping[str, TypePlan], live_sets: Sequence[LiveSet], orders: Orders
+    ) -> None:
+        specs = {name: plan.spec for name, plan in others.items()} | {spec.name: spec}
+        self._others = others
+        self._request = PlanRequest(specs, live_sets, orders)
+        self._simulations: planner.Simulations = {}  # those of other types are needed again for every price
+
+    def peak(self, policies: TypePolicies) -> int:
+        """Predicted peak bytes of the live set that takes the most."""
+        problems = map(self._request.problem, self._request.live_sets)
+        return max(
+            planner.peak_bytes(one, [self._of(each.name, policies) for each in one.block_types], self._simulations)
+            for one in problems
+        )
+
+    @property
+    def without(self) -> int:
+        """Predicted peak bytes without checkpointing."""
+        return self._request.peak_without(self._simulations)
+
     def _of(self, name: str, policies: TypePolicies) -> TypePolicies:
         """The policies that are priced; of other block types, those in force."""
-        return policies if name == self.spec.name else self._plans[name].policies
+        return self._others[name].policies if name in self._others else policies

@@ -87,6 +87,21 @@ def test_a_length_too_large_beside_the_planned_one_recomputes_beside_a_shorter_o
         assert planned_peak(agreement, list({each.spec.name: each for each in ran}.values())) <= 200 << 10
 
 
+@pytest.mark.parametrize("budget", ["250KiB", "350KiB", "450KiB"])
+def test_lengths_that_are_new_together_keep_the_budget_in_their_first_pass(budget):
+    """What the budget leaves beside the planned lengths is not used by each program for itself."""
+    training = TwoPrograms(memory_budget=budget, enabled=False)
+    controller, agreement = training.runtime.controller, training.runtime.agreement
+    for pair in ((20, 20), (12, 12), (16, 16)):
+        training.step(pair)
+    for pair in ((30, 30), (26, 28), (22, 24), (18, 18), (14, 14)):
+        training.gradients(pair, training.runtime.checkpoint)
+        ran = {each.variants()[0].digest for each in controller.blocks.all()}
+        assert len(ran) == 2 and ran <= agreement.origins.keys()
+        assert planned_peak(agreement, [agreement.type_plans[each] for each in ran]) <= agreement.budget.limit
+        training.step(pair)
+
+
 def test_a_larger_pair_that_is_planned_for_is_adopted_from(planned):
     training = TwoPrograms(memory_budget=0.7, enabled=False)
     for pair in ((16, 16), (12, 12), (14, 14), (24, 24)):
