@@ -153,6 +153,16 @@ def optimise(model: mip.Model, watched: Sequence[Tightens], max_seconds: float) 
             return status == mip.OptimizationStatus.OPTIMAL
 
 
+def found(optimal: bool | None) -> bool:
+    """What `optimise` returned for a model that always has a solution: whether it is the optimum.
+
+    Raises NoSolutionInTime if CBC has called the model infeasible, which is wrong.
+    """
+    if optimal is None:
+        raise NoSolutionInTime("the solver found no policy, though there is one")
+    return optimal
+
+
 def ties(error: mip.LinExpr, held: mip.LinExpr, most: float = 1.0) -> mip.LinExpr:
     """What decides among equally quick policies: the smaller error, and then fewer bytes held.
 

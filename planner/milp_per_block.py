@@ -16,7 +16,17 @@ from dataclasses import dataclass, replace
 import mip
 
 from ds_adacc.planner.frontier import Point
-from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, in_granules, optimise, ties
+from ds_adacc.planner.milp import (
+    GAP,
+    BlockTypeModel,
+    at_most,
+    empty_model,
+    found,
+    granule_of,
+    in_granules,
+    optimise,
+    ties,
+)
 from ds_adacc.planner.milp_choices import in_quanta
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -159,10 +169,10 @@ class PerBlockModel:
         self._model.objective = mip.minimize(quanta + ties(error, self._held(), 1 / most))
         return optimise(self._model, [self, *self._last], max_seconds)
 
-    def minimise_peak(self, max_seconds: float) -> bool | None:
-        """Find the policies of the smallest peak; returns what `optimise` does."""
+    def minimise_peak(self, max_seconds: float) -> bool:
+        """Find the policies of the smallest peak; returns what `found` does."""
         self._model.objective = mip.minimize(self._peak)
-        return optimise(self._model, [self, *self._last], max_seconds)
+        return found(optimise(self._model, [self, *self._last], max_seconds))
 
     def peak_bytes(self) -> int:
         """The peak found in bytes, with the model's rounding up."""

@@ -11,7 +11,7 @@ import mip
 
 from ds_adacc.planner.baselines import free_of_cost, peak_without
 from ds_adacc.planner.greedy import greedy
-from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, granule_of, optimise, ties
+from ds_adacc.planner.milp import GAP, BlockTypeModel, at_most, empty_model, found, granule_of, optimise, ties
 from ds_adacc.planner.milp_choices import in_quanta
 from ds_adacc.planner.policy import Policy
 from ds_adacc.planner.problem import Problem
@@ -68,7 +68,7 @@ def least_peak(problem: Problem, max_seconds: float) -> Solution:
     program = UniformModel(problem)
     optimal = program.minimise_peak(max_seconds)
     solution = evaluate_uniform(problem, program.policies())
-    return replace(solution, proven_optimal=bool(optimal))
+    return replace(solution, proven_optimal=optimal)
 
 
 def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
@@ -84,7 +84,7 @@ def _smallest(problem: Problem, budget: int, max_seconds: float) -> Solution:
         raise InfeasibleBudget(budget, leanest(problem).peak, proven=False) from None
     solution = evaluate_uniform(problem, program.policies())
     if solution.peak > budget:
-        raise InfeasibleBudget(budget, min(program.peak_bytes(), peak_without(problem)), bool(optimal))
+        raise InfeasibleBudget(budget, min(program.peak_bytes(), peak_without(problem)), optimal)
     return solution
 
 
@@ -116,10 +116,10 @@ class UniformModel:
         for block, policies in zip(self._blocks, guess.policies, strict=True):
             block.expect(policies[0])
 
-    def minimise_peak(self, max_seconds: float) -> bool | None:
-        """Find the policies of the smallest peak; returns what `optimise` does."""
+    def minimise_peak(self, max_seconds: float) -> bool:
+        """Find the policies of the smallest peak; returns what `found` does."""
         self._model.objective = mip.minimize(self._peak)
-        return optimise(self._model, self._blocks, max_seconds)
+        return found(optimise(self._model, self._blocks, max_seconds))
 
     def minimise_seconds(self, budget: int, max_seconds: float) -> bool | None:
         """Find the policies of the least time; returns what `optimise` does.

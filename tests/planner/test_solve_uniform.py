@@ -91,6 +91,14 @@ def test_out_of_time(problem):
         least_peak(problem, 1e-9)
 
 
+def test_what_always_fits_and_is_called_infeasible_was_not_found_in_time(problem, monkeypatch):
+    monkeypatch.setattr(sys.modules["ds_adacc.planner.solve_uniform"], "optimise", lambda *_: None)
+    with pytest.raises(NoSolutionInTime, match="the solver found no policy, though there is one"):
+        least_peak(problem, 60)
+    with pytest.raises(InfeasibleBudget, match="the smallest found in the time allowed is"):
+        solve_uniform(problem, 1, max_seconds=60)
+
+
 def tied(codecs):
     """Four calls with two equal values each, which may be compressed at the same price by any of `codecs`."""
     values = tuple(Value(name, "", MIB, None, True) for name in "ab")
