@@ -67,8 +67,8 @@ def test_a_policy_is_not_approved_by_calls_that_cannot_run_it(monkeypatch):
             measured.append(bound.policy == policy)
         return bound
 
-    bind = Binder.measured
-    monkeypatch.setattr(Binder, "measured", noted)
+    bind = Binder.bound_to_measure
+    monkeypatch.setattr(Binder, "bound_to_measure", noted)
     for budget in (0.62, 0.65):
         section = {**SECTION, "memory_budget": budget, "max_gradient_error": 0.9}
         training = Training(OverTime, layers=4, **section)
