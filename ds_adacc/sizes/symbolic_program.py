@@ -79,7 +79,8 @@ class SymbolicProgram:
 
     def is_of(self, example: Example) -> bool:
         """Whether the recording is this program, at whatever sizes."""
-        return example.skeleton is not None and example.skeleton == self._skeleton
+        is_alike = example.skeleton is not None and example.skeleton == self._skeleton
+        return is_alike and self._has_as_many(example.sizes)
 
     @property
     def examples(self) -> int:
@@ -96,16 +97,16 @@ class SymbolicProgram:
 
         Numbers may mean something else to each block, so its recording must be what the program is at its sizes.
         """
-        if not sizes.numbers:
-            return True
         if not self._has_as_many(sizes):
             return False
+        if not sizes.numbers:
+            return True
         is_like = self.is_of(like) and _numbers(like.opened) == self._predict(like.sizes)
         return is_like and self._may_have(sizes)
 
     def learn(self, example: Example) -> bool:
         """Learn from a recording at other sizes. Returns whether it is the same program."""
-        if not (self.is_of(example) and self._has_as_many(example.sizes)):
+        if not self.is_of(example):
             return False
         numbers, before = _numbers(example.opened), list(zip(*self._lengths_with, strict=True))
         self._note(example.sizes)

@@ -58,6 +58,17 @@ def test_the_strides_of_a_mask_that_is_a_part_of_a_larger_one_are_predicted():
         mask = (torch.rand(2, whole, generator=torch.Generator().manual_seed(whole)) < 0.8)[:, 2::4]
         training.compare(mask.shape[1], mask=mask)
     assert training.runtime.recordings <= LAYERS + 3, "at further sizes, one block is recorded"
+    for whole in (64, 72, 80, *lengths(20, 4)):
+        mask = (torch.rand(2, whole, generator=torch.Generator().manual_seed(whole)) < 0.8)[:, 2::4].contiguous()
+        training.compare(mask.shape[1], mask=mask)
+    assert training.runtime.recordings <= 2 * (LAYERS + 3), "masks that are no parts are a program of their own"
+
+
+def test_a_mask_that_is_whole_at_its_greatest_length_is_predicted_at_all_others():
+    training, whole = Training(Masked, rectifier={"enabled": False}), torch.rand(2, 88) < 0.8
+    for time in (88, 40, 50, 30, 88, *lengths(20, 20), 88):
+        training.compare(time, mask=whole[:, :time])
+    assert training.runtime.recordings <= 2 * LAYERS + 2, "one recording of each block is of the whole mask"
 
 
 def test_a_fraction_is_of_the_largest_batch_so_far():
