@@ -32,7 +32,8 @@ def checkpoint_by_gradient(
     forms: list[pytree.TreeSpec] = []  # of what each forward has returned
 
     def on_leaves(_: torch.Tensor, *leaves: Any) -> tuple[Any, ...]:
-        args, keywords = pytree.tree_unflatten(leaves, form)
+        # The first forward gets the lists and dicts themselves: it may write to them, as the second must not again.
+        args, keywords = pytree.tree_unflatten(leaves, form) if forms else (run.args, run.keywords)
         with states if forms else nullcontext():
             made, form_made = pytree.tree_flatten(forward(*args, **keywords))
         forms.append(form_made)

@@ -87,6 +87,21 @@ def test_a_frozen_block_needs_no_gradient():
     assert not any(tensor.requires_grad for tensor in out)
 
 
+def test_the_first_forward_writes_to_the_lists_that_it_is_given():
+    block, seen = mixing(), []
+
+    def run(x, into):
+        y, _ = block[0](x, x)
+        into.append(y.detach())
+        return y
+
+    block.forward = run
+    out = checkpoint(block, torch.randn(2, 3, 8, requires_grad=True), seen)
+    out.sum().backward()
+    (kept,) = seen  # the second forward has written to another
+    assert torch.equal(kept, out)
+
+
 def test_tensors_that_are_returned_in_an_object_are_refused():
     @dataclass
     class Output:
