@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from ds_adacc.program.random_states import RandomStates
-from ds_adacc.program.signature import flatten
+from ds_adacc.program.signature import tensors_held_by
 
 
 def checkpoint_by_gradient(
@@ -49,13 +49,9 @@ def checkpoint_by_gradient(
 
 def _check(returned: Any) -> None:
     """Raises RuntimeError if it is an object with tensors: they would get no gradient."""
-    if isinstance(returned, torch.Tensor):
-        return
-    tensors: list[torch.Tensor] = []
-    flatten(returned, tensors, tensors)
-    if tensors:
+    if not isinstance(returned, torch.Tensor) and tensors_held_by(returned):
         raise RuntimeError(
             f"a block with a module of TorchScript returns tensors in an object ({type(returned).__qualname__}), and "
-            "no checkpoint can bring a gradient to them. Return them in tuples, lists or dicts, or call the block "
+            "its checkpoint cannot bring a gradient to them. Return them in tuples, lists or dicts, or call the block "
             "without a checkpoint"
         )

@@ -140,5 +140,5 @@ class _Beside:
         return self._request.peak_without(self._simulations)
 
     def _of(self, name: str, policies: TypePolicies) -> TypePolicies:
-        """The policies that are priced; of other block types, those in force."""
+        """The policies that are priced; of other block types, those of `others`."""
         return self._others[name].policies if name in self._others else policies
